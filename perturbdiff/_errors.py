@@ -1,0 +1,95 @@
+"""Every error of the package: what is wrong, where, and what to do about it.
+
+Each type also is the built-in kind that a caller would catch.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+def listed(names: Iterable[object], *, limit: int = 5) -> str:
+    """First few names, and how many more there are."""
+    items = [repr(name) for name in names]
+    more = f", ... ({len(items)} in all)" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A sentence with the known name closest to ``name``, or the first few known ones."""
+    near = get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {listed(known) or 'none'}."
+
+
+class PerturbDiffError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class ConfigError(PerturbDiffError, ValueError):
+    """A setting has a value that it must not have."""
+
+    def __init__(self, field: str, value: object, *, rule: str) -> None:
+        super().__init__(f"{field} = {value!r}: {rule}.")
+
+
+class UnknownKeyError(PerturbDiffError, KeyError):
+    """A key (obs column, layer, uns entry, setting) is not there."""
+
+    def __init__(self, where: str, key: str, *, known: Sequence[str]) -> None:
+        super().__init__(f"{where} has no {key!r}. {nearest(key, known)}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnknownLevelError(PerturbDiffError, ValueError):
+    """A label was not there in training."""
+
+    def __init__(self, key: str, unknown: Sequence[str], *, known: Sequence[str]) -> None:
+        hint = nearest(unknown[0], known)
+        super().__init__(
+            f"obs[{key!r}] has {len(unknown)} level(s) unseen in training: {listed(unknown)}. {hint}"
+        )
+
+
+class ScaleError(PerturbDiffError, ValueError):
+    """The numbers are not on the declared scale, or no scale is declared."""
+
+
+class ExpressionError(PerturbDiffError, ValueError):
+    """The expression matrix holds something it must not (NaN, negatives, fractions in counts)."""
+
+
+class GeneError(PerturbDiffError, ValueError):
+    """Gene names are duplicated, missing, or do not overlap with the model's."""
+
+
+class LabelError(PerturbDiffError, ValueError):
+    """Labels of cells are missing, contradictory or cannot be read (control, dose, time)."""
+
+
+class SplitError(PerturbDiffError, ValueError):
+    """A split is empty, or cells of a held-out condition are among the training cells."""
+
+
+class UndefinedBaselineError(PerturbDiffError, ValueError):
+    """A baseline has no answer for this question; the message is the reason shown as n/a."""
+
+
+class NotFittedError(PerturbDiffError, RuntimeError):
+    """The model was asked for something that needs ``fit`` first."""
+
+
+class BundleError(PerturbDiffError, ValueError):
+    """A saved model is missing, damaged, or newer than this package."""
+
+
+class MetricError(PerturbDiffError, ValueError):
+    """A score is not defined for these inputs."""
+
+
+class DownloadError(PerturbDiffError, OSError):
+    """A data set could not be obtained; the message holds the one command to run."""
+
+
+class TrainingError(PerturbDiffError, RuntimeError):
+    """Training cannot go on (non-finite loss, wrong checkpoint)."""

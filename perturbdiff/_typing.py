@@ -1,0 +1,7 @@
+"""Array types and the few aliases used across rooms. No heavy import."""
+
+from typing import Literal, TypeAlias
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+Scale: TypeAlias = Literal["counts", "log1p_cp10k"]
+SamplerName: TypeAlias = Literal["euler", "heun", "dpmpp_2m", "stochastic"]
