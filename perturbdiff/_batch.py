@@ -1,28 +1,29 @@
 """What travels between data, network and sampler: sets of cells and what is known about them.
 
-B sets, S cells a set, R control cells, K latent axes, F perturbation features, C covariates, M members of a combination.
+B sets, S cells a set, R control cells, K latent axes, F perturbation features, C covariates,
+M members of a combination.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
+class Sets:
+    """Moving, picking, joining and repeating along the axis of sets, for a dataclass of tensors.
 
-class _Sets:
-    """Moving, picking and joining along the axis of sets, for a dataclass of tensors."""
+    Fields are tensors whose first axis is the sets, or such dataclasses themselves.
+    """
 
-    def _map(self, function: object) -> Self:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         changes = {
-            field.name: function(getattr(self, field.name))  # type: ignore[operator]
-            for field in fields(self)  # type: ignore[arg-type]
+            name: value._map(function) if isinstance(value, Sets) else function(value)
+            for name, value in values.items()
         }
         return replace(self, **changes)  # type: ignore[type-var]
 
@@ -31,21 +32,32 @@ class _Sets:
         return self._map(lambda value: value.to(device, non_blocking=True))
 
     def __getitem__(self, index: Tensor | slice) -> Self:
+        """The picked sets, as sets: an index is a slice or a tensor with one axis."""
         return self._map(lambda value: value[index])
+
+    def repeat(self, count: int) -> Self:
+        """Each set ``count`` times, copies next to each other."""
+        return self._map(lambda value: value.repeat_interleave(count, dim=0))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """One batch out of several of equal shape."""
+        columns = {
+            field.name: [getattr(part, field.name) for part in parts]
+            for field in fields(cls)  # type: ignore[arg-type]
+        }
         return cls(
             **{
-                field.name: torch.cat([getattr(part, field.name) for part in parts])
-                for field in fields(cls)  # type: ignore[arg-type]
+                name: type(values[0]).join(values)
+                if isinstance(values[0], Sets)
+                else torch.cat(values)
+                for name, values in columns.items()
             }
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context(_Sets):
+class Context(Sets):
     """What the denoiser is told about each set; masks are True where a cell is real."""
 
     partner: Float[Tensor, "sets cells latent"]  # control cell of each generated cell, centred
@@ -65,15 +77,11 @@ class Context(_Sets):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetBatch(_Sets):
+class SetBatch(Sets):
     """Sets to learn from: clean latent values and the context they were seen in."""
 
     x0: Float[Tensor, "sets cells latent"]
     context: Context
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same sets on another device."""
-        return replace(self, x0=self.x0.to(device, non_blocking=True), context=self.context.to(device))
 
 
 @runtime_checkable
