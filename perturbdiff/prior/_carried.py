@@ -1,0 +1,118 @@
+"""Baselines that carry a response over with weights: by similarity, or by mixtures of contexts.
+
+C donors, G genes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from perturbdiff.prior._baselines import Baseline
+from perturbdiff.prior._donors import (
+    ContextClassifier,
+    likeness,
+    normalised,
+    number_shares,
+    require_context_donors,
+    size_shares,
+    soft_shares,
+)
+from perturbdiff.prior._response import apply_log_ratio, log_ratio
+from perturbdiff.prior._summary import ConditionSummary, ContextSummary, PriorQuestion
+
+SHARPNESS = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0)
+"""Candidates for how sharply weights fall with dissimilarity; 0 is the plain average."""
+
+
+class SimilarityShift(Baseline):
+    """Shifts weighted by similarity of control means, as sharply as leaving one out finds best."""
+
+    name = "similarity_shift"
+
+    def _learn(self) -> None:
+        self.sharpness = self._best_sharpness()
+
+    def _best_sharpness(self) -> float:
+        """Smallest squared error over conditions that have another context to borrow from."""
+        error = np.zeros(len(SHARPNESS))
+        for left_out in self.conditions:
+            donors = [
+                c
+                for c in self.conditions
+                if c.members == left_out.members
+                and c.context.covariates != left_out.context.covariates
+            ]
+            if len(donors) < 2:
+                continue
+            for i, sharpness in enumerate(SHARPNESS):
+                mean = self._carry(left_out.question, donors, sharpness=sharpness)
+                error[i] += float(np.mean((mean - left_out.mean) ** 2))
+        return SHARPNESS[int(np.argmin(error))]
+
+    def _weights(
+        self, question: PriorQuestion, donors: Sequence[ConditionSummary], *, sharpness: float
+    ) -> Float[np.ndarray, " donors"]:
+        weight = soft_shares(likeness(question, donors), sharpness=sharpness)
+        return normalised(weight * number_shares(donors, question))
+
+    def _carry(
+        self, question: PriorQuestion, donors: Sequence[ConditionSummary], *, sharpness: float
+    ) -> Float[np.ndarray, " genes"]:
+        share = self._weights(question, donors, sharpness=sharpness)
+        shift = np.stack([donor.mean - donor.context.mean for donor in donors])
+        return np.asarray(np.maximum(question.context.mean + share @ shift, 0.0))
+
+    def predict_mean(self, question: PriorQuestion) -> Float[np.ndarray, " genes"]:
+        """Control mean plus the weighted shift, never below zero."""
+        donors = require_context_donors(self.conditions, question)
+        return self._carry(question, donors, sharpness=self.sharpness)
+
+
+class CarriedLogRatio(SimilarityShift):
+    """As :class:`SimilarityShift`, but with a log-ratio, re-applied at the new base level."""
+
+    name = "carried_log_ratio"
+
+    def _carry(
+        self, question: PriorQuestion, donors: Sequence[ConditionSummary], *, sharpness: float
+    ) -> Float[np.ndarray, " genes"]:
+        share = self._weights(question, donors, sharpness=sharpness)
+        ratio = np.stack([log_ratio(donor.mean, donor.context.mean) for donor in donors])
+        return apply_log_ratio(question.context.mean, share @ ratio)
+
+
+class MixtureLogRatio(Baseline):
+    """Log-ratios weighted by seeing the context as a mixture of known ones.
+
+    Shares are the mean class probabilities of the context's control cells under a classifier of the
+    known contexts' control cells, times n / (n + 50) so that small donors count less.
+    """
+
+    name = "mixture_log_ratio"
+
+    def _learn(self) -> None:
+        self._classifiers: dict[tuple[tuple[str, ...], ...], ContextClassifier] = {}
+
+    def _classifier(self, contexts: Sequence[ContextSummary]) -> ContextClassifier:
+        key = tuple(context.covariates for context in contexts)
+        if key not in self._classifiers:
+            self._classifiers[key] = ContextClassifier(contexts)
+        return self._classifiers[key]
+
+    def shares(
+        self, question: PriorQuestion, donors: Sequence[ConditionSummary]
+    ) -> Float[np.ndarray, " donors"]:
+        """Weights of the donors, summing to one."""
+        contexts = {donor.context.covariates: donor.context for donor in donors}
+        share = self._classifier([contexts[key] for key in sorted(contexts)]).shares(
+            question.context
+        )
+        weight = np.array([share[donor.context.covariates] for donor in donors])
+        return normalised(weight * size_shares(donors) * number_shares(donors, question))
+
+    def predict_mean(self, question: PriorQuestion) -> Float[np.ndarray, " genes"]:
+        """The mixture of the donors' log-ratios, applied to the control mean."""
+        donors = require_context_donors(self.conditions, question)
+        ratio = np.stack([log_ratio(donor.mean, donor.context.mean) for donor in donors])
+        return apply_log_ratio(question.context.mean, self.shares(question, donors) @ ratio)

@@ -1,0 +1,240 @@
+"""Count transport: control counts thinned or added to until the mean log1p value meets a target.
+
+A gene that goes down is thinned, ``y ~ Binomial(n, min(1, a exp(w)))``; one that goes up is added
+to, ``y = n + NegBin(mean = a s exp(w), dispersion)``, a Poisson draw where the dispersion is 0. Here
+n is the count of a control cell, s its library size in units of 10,000, w the cell's own log-rate
+deviation and a one number per gene. The expected value of ``log1p(y / s)`` is exact up to
+quadrature, with no random draw:
+
+    E log(1 + y/s) = ∫ (1 - E exp(-t y/s)) exp(-t) / t dt,
+
+and the generating functions of all three distributions are known. It is concave in a, so Newton's
+method climbs to the solution from below without ever passing it. By Jensen's inequality the
+solution for expected counts, which needs no integral, lies below and is where the climb starts.
+
+N cells, G genes, E entries that are not zero, Q nodes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from perturbdiff._constants import DEPTH
+
+_STEP = 0.6
+_FIRST = -14.0
+_N_NODES = 30
+_CHUNK = 1_000_000  # elements of the largest work array
+_MOST_STEPS = 60
+_CLOSE = 1e-8
+_TINY = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportPlan:
+    """Per gene: whether counts are added (else thinned), and the scale a of the rate."""
+
+    adds: Bool[Tensor, " genes"]
+    scale: Float[Tensor, " genes"]
+    dispersion: Float[Tensor, " genes"]
+
+
+def _nodes(like: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Nodes t, weights of the trapezium rule in log t, and the weight of the mean for t → 0."""
+    log_t = _FIRST + _STEP * torch.arange(_N_NODES, dtype=like.dtype, device=like.device)
+    t = log_t.exp()
+    return t, _STEP * (-t).exp(), float(_STEP * t[0] / (torch.e**_STEP - 1))
+
+
+def _thinned(
+    counts_E: Tensor, size_E: Tensor, keep_E: Tensor
+) -> tuple[Float[Tensor, " entries"], Float[Tensor, " entries"]]:
+    """Expected log1p after thinning, and its derivative in the share that is kept."""
+    t, weight, tail = _nodes(size_E)
+    miss = -torch.expm1(-t / size_E[:, None])
+    left = 1 - keep_E[:, None] * miss
+    power = left.clamp_min(1e-300 if left.dtype == torch.float64 else 1e-30).log()
+    power = (counts_E[:, None] * power).exp()
+    slope = counts_E[:, None] * miss * power / left.clamp_min(1e-12)
+    mean = counts_E / size_E
+    return (1 - power) @ weight + tail * keep_E * mean, slope @ weight + tail * mean
+
+
+def _added(
+    counts: Tensor, size: Tensor, rate: Tensor, *, dispersion: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Expected log1p after addition, and its derivative in the rate; arguments broadcast."""
+    t, weight, tail = _nodes(size)
+    miss = -torch.expm1(-t / size[..., None])
+    thrown = rate[..., None] * miss
+    spread = dispersion[..., None]
+    damped = spread * thrown
+    safe = torch.where(spread > 0, spread, 1.0)
+    exponent = torch.where(spread > 0, torch.log1p(damped) / safe, thrown)
+    power = (-exponent - counts[..., None] * (t / size[..., None])).exp()
+    slope = miss * power / (1 + damped)
+    mean = (counts + rate) / size
+    return (1 - power) @ weight + tail * mean, slope @ weight + tail / size
+
+
+def _width(n_cells: int) -> int:
+    """Genes that fit into one work array."""
+    return max(1, _CHUNK // (_N_NODES * max(n_cells, 1)))
+
+
+def _sizes(library_size_N: Tensor, counts_NG: Tensor) -> Tensor:
+    dtype = library_size_N.dtype if library_size_N.is_floating_point() else torch.float64
+    return library_size_N.to(counts_NG.device, dtype) / DEPTH
+
+
+Pair = tuple[Tensor, Tensor]
+Value = Callable[[Tensor], Pair]
+
+
+def _climb(value: Value, target_G: Tensor, *, start_G: Tensor, upper: float) -> Tensor:
+    """Newton from below on a concave increasing function of one number per gene."""
+    scale = start_G
+    for _ in range(_MOST_STEPS):
+        mean, slope = value(scale)
+        gap = target_G - mean
+        step = torch.where(gap > 0, gap / slope.clamp_min(_TINY), 0.0)
+        scale = (scale + step).clamp_max(upper)
+        if bool(((gap <= _CLOSE * (1 + target_G)) | (step <= _TINY * scale)).all()):
+            break
+    return scale
+
+
+def _mean_by_gene(values: Tensor, genes: Tensor, shape: tuple[int, int]) -> Tensor:
+    return torch.zeros(shape[1]).to(values).index_add(0, genes, values) / shape[0]
+
+
+def _solve_thinning(
+    counts_NG: Tensor, size_N: Tensor, target_G: Tensor, *, deviation_NG: Tensor | None
+) -> Tensor:
+    """Zeros stay zero, so only the other entries are looked at."""
+    row, gene = counts_NG.nonzero(as_tuple=True)
+    entries, size = counts_NG[row, gene].to(size_N), size_N[row]
+    lift = torch.ones_like(entries) if deviation_NG is None else deviation_NG[row, gene].exp()
+    shape = (counts_NG.shape[0], counts_NG.shape[1])
+
+    def averaged(scale_G: Tensor, expect: Value) -> Pair:
+        share = scale_G[gene] * lift
+        expected, change = expect(share.clamp_max(1.0))
+        change = torch.where(share < 1, change * lift, 0.0)
+        return _mean_by_gene(expected, gene, shape), _mean_by_gene(change, gene, shape)
+
+    def rough(share: Tensor) -> Pair:
+        return torch.log1p(share * entries / size), entries / (size + share * entries)
+
+    def exact(share: Tensor) -> Pair:
+        width = _CHUNK // _N_NODES
+        parts = zip(*(torch.split(x, width) for x in (entries, size, share)), strict=True)
+        done = [_thinned(*part) for part in parts]
+        return torch.cat([x for x, _ in done]), torch.cat([x for _, x in done])
+
+    if not len(entries):
+        return torch.ones_like(target_G)
+    upper = 1.0 if deviation_NG is None else float("inf")
+    start = torch.zeros_like(target_G)
+    start = _climb(lambda a: averaged(a, rough), target_G, start_G=start, upper=upper)
+    return _climb(lambda a: averaged(a, exact), target_G, start_G=start, upper=upper)
+
+
+def _solve_addition(
+    counts_NG: Tensor, size_N: Tensor, target_G: Tensor, *, lift_NG: Tensor, spread_G: Tensor
+) -> Tensor:
+    counts, size = counts_NG.to(size_N), size_N[:, None].expand_as(lift_NG)
+    spread = spread_G.expand_as(counts)
+
+    def rough(scale_G: Tensor) -> Pair:
+        level = size + counts + scale_G * lift_NG
+        return (level / size).log().mean(0), (lift_NG / level).mean(0)
+
+    def exact(scale_G: Tensor) -> Pair:
+        expected, change = _added(counts, size, scale_G * lift_NG, dispersion=spread)
+        return expected.mean(0), (change * lift_NG).mean(0)
+
+    start = torch.zeros_like(target_G)
+    start = _climb(rough, target_G, start_G=start, upper=float("inf"))
+    return _climb(exact, target_G, start_G=start, upper=float("inf"))
+
+
+def solve_transport(
+    counts_NG: Int[Tensor, "cells genes"],
+    library_size_N: Tensor,
+    target_G: Float[Tensor, " genes"],
+    *,
+    deviation_NG: Float[Tensor, "cells genes"] | None = None,
+    dispersion_G: Float[Tensor, " genes"] | None = None,
+) -> TransportPlan:
+    """Find per gene the scale at which the mean of expected log1p values meets the target.
+
+    Parameters
+    ----------
+    counts_NG
+        Counts of control cells, each the partner of one generated cell.
+    library_size_N
+        Counts of each cell over all measured genes.
+    target_G
+        Mean of ``log1p(counts / library_size * 10^4)`` to reach; negative values count as zero.
+    deviation_NG
+        Log of what each cell's own rate is multiplied by; none means the same rate in all cells.
+    dispersion_G
+        Over-dispersion of what is added: variance = mean + dispersion · mean².
+
+    Returns
+    -------
+    The plan, in the floating type of ``library_size_N`` (float64 where it holds integers).
+    """
+    size_N = _sizes(library_size_N, counts_NG)
+    target = target_G.to(size_N).clamp_min(0)
+    deviation = None if deviation_NG is None else deviation_NG.to(size_N)
+    spread = torch.zeros_like(target) if dispersion_G is None else dispersion_G.to(size_N)
+    now = torch.log1p(counts_NG.to(size_N.dtype) / size_N[:, None]).mean(0)
+    adds = target > now
+    scale = torch.zeros_like(target)
+    down = (~adds).nonzero()[:, 0]
+    scale[down] = _solve_thinning(
+        counts_NG[:, down],
+        size_N,
+        target[down],
+        deviation_NG=None if deviation is None else deviation[:, down],
+    )
+    for part in torch.split(adds.nonzero()[:, 0], _width(len(size_N))):
+        lift = size_N[:, None].expand(-1, len(part))
+        scale[part] = _solve_addition(
+            counts_NG[:, part],
+            size_N,
+            target[part],
+            lift_NG=lift if deviation is None else lift * deviation[:, part].exp(),
+            spread_G=spread[part],
+        )
+    return TransportPlan(adds=adds, scale=scale, dispersion=spread)
+
+
+def expected_log1p(
+    counts_NG: Int[Tensor, "cells genes"],
+    library_size_N: Tensor,
+    plan: TransportPlan,
+    *,
+    deviation_NG: Float[Tensor, "cells genes"] | None = None,
+) -> Float[Tensor, "cells genes"]:
+    """Expected log1p value of every cell and gene under the plan, without a draw."""
+    size_N = _sizes(library_size_N, counts_NG)
+    counts = counts_NG.to(size_N.dtype)
+    lift = plan.scale.expand_as(counts)
+    if deviation_NG is not None:
+        lift = lift * deviation_NG.to(size_N).exp()
+    size = size_N[:, None].expand_as(counts)
+    spread = plan.dispersion.expand_as(counts)
+    out = torch.zeros_like(counts)
+    genes = torch.arange(counts.shape[1], device=counts.device)
+    for part in torch.split(genes, _width(len(size_N))):
+        here = counts[:, part], size[:, part], lift[:, part]
+        added, _ = _added(here[0], here[1], here[2] * here[1], dispersion=spread[:, part])
+        kept, _ = _thinned(*(x.flatten() for x in (*here[:2], here[2].clamp_max(1.0))))
+        out[:, part] = torch.where(plan.adds[part], added, kept.view_as(added))
+    return out
