@@ -64,8 +64,8 @@ def denoising_loss(
     """
     level = sigma[:, None, None]
     weight = (level**2 + sigma_data**2) / (level * sigma_data) ** 2
-    error = (weight * (x0_hat - x0) ** 2).mean(-1)
-    return torch.where(mask, error, 0).sum() / mask.sum().clamp(min=1)
+    difference = torch.where(mask[:, :, None], x0_hat - x0, 0)
+    return (weight * difference**2).mean(-1).sum() / mask.sum().clamp(min=1)
 
 
 def energy_distance_loss(
@@ -96,8 +96,9 @@ def energy_distance_loss(
     expectation is 0 when both distributions are the same. Zero where fewer than 2 cells are real.
     Cells at the same place have gradient 0.
     """
-    n_cells = mask.shape[-1]
-    apart = ~torch.eye(n_cells, dtype=torch.bool, device=mask.device)
+    # Padding may hold anything, and 0 times infinity would reach the gradient of real cells.
+    x_hat, x = (torch.where(mask[:, :, None], cells, 0) for cells in (x_hat, x))
+    apart = ~torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device)
     real = mask[:, :, None] & mask[:, None, :]
     within = real & apart
     across = within if paired else real

@@ -98,7 +98,14 @@ def stochastic_step(
     Returns
     -------
     The state at the next level. Noise is each cell's own, keyed by its key and step.
+
+    Raises
+    ------
+    ConfigError
+        When ``eta`` is below 0.
     """
+    if not eta >= 0:
+        raise ConfigError("eta", eta, rule="must be at least 0")
     x0_hat = denoise(state.x, now_B, context).to(state.x.dtype)
     log_ratio_B = (following_B / now_B).log()  # minus infinity where a set reaches 0
     length_B = torch.where(following_B > 0, -log_ratio_B, 0)
@@ -169,8 +176,9 @@ def sample(
         When there is no sampler of this name or the schedule does not decrease.
     """
     step = _named(sampler) if isinstance(sampler, str) else sampler
-    if not bool((schedule[1:] < schedule[:-1]).all()) or bool(schedule[-1] < 0):
-        raise ConfigError("schedule", schedule.tolist(), rule="must decrease, and not below 0")
+    if len(schedule) == 0 or not bool((schedule.diff() < 0).all()) or bool(schedule[-1] < 0):
+        first = [float(level) for level in schedule[:5]]
+        raise ConfigError("schedule", first, rule="must decrease at every level, and not below 0")
     ends_clean = bool(schedule[-1] == 0)
     levels = schedule.to(state.x)
     for number, (now, following) in enumerate(pairwise(levels.unbind()), start=2):
