@@ -60,7 +60,11 @@ class ExpressionError(PerturbDiffError, ValueError):
 
 
 class GeneError(PerturbDiffError, ValueError):
-    """Gene names are duplicated, missing, or do not overlap with the model's."""
+    """Gene names are duplicated, or genes of the model are missing."""
+
+
+class GeneOverlapError(GeneError):
+    """Not one gene of the model was measured."""
 
 
 class LabelError(PerturbDiffError, ValueError):

@@ -1,0 +1,99 @@
+"""Library sizes: each cell's counts over all measured genes, taken before any gene is selected."""
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+from anndata import AnnData
+from jaxtyping import Float
+
+from perturbdiff._errors import ExpressionError, ScaleError
+from perturbdiff._typing import Scale
+from perturbdiff.data._labels import column_of
+from perturbdiff.data._matrix import row_sums
+from perturbdiff.data._registry import Registry
+
+LIBRARY_SIZE = "library_size"
+"""Column that is read when none is named, and written to."""
+
+COVERAGE = 0.9
+"""Share of the training file's genes that a file must have for its counts to be summed."""
+
+
+def library_sizes(
+    adata: AnnData, matrix: sp.csr_array, scale: Scale, *, registry: Registry, rows: np.ndarray
+) -> Float[np.ndarray, " cells"] | None:
+    """Library size of each cell.
+
+    Parameters
+    ----------
+    adata
+        File.
+    matrix
+        Expression of ``rows``, all genes of the file.
+    scale
+        What ``matrix`` holds.
+    registry
+        Names the column, and the genes measured in training.
+    rows
+        Rows of the file that are read.
+
+    Returns
+    -------
+    The named column, else ``obs["library_size"]``, else the sum of counts; None for log values
+    without such a column.
+
+    Raises
+    ------
+    UnknownKeyError
+        When the named column is not there.
+    ExpressionError
+        When the column is not a number of counts that can be a library size.
+    ScaleError
+        When counts would have to be summed over a subset of the measured genes.
+    """
+    key = registry.library_size_key
+    if key is None and LIBRARY_SIZE in adata.obs.columns:
+        key = LIBRARY_SIZE
+    totals = row_sums(matrix) if scale == "counts" else None
+    if key is not None:
+        sizes = _column(adata.obs, key, rows)
+        if totals is not None and bool((sizes < totals * (1 - 1e-6)).any()):
+            worst = int(np.argmax(totals - sizes))
+            msg = (
+                f"obs[{key!r}] is {sizes[worst]:g} where the counts of cell "
+                f"{adata.obs_names[rows[worst]]!r} sum to {totals[worst]:g}: it is no library size."
+            )
+            raise ExpressionError(msg)
+        return sizes
+    if totals is not None and (evidence := subset_evidence(adata, registry.measured_genes)):
+        msg = (
+            f"The file holds a subset of the measured genes ({evidence}), so its counts do "
+            "not sum to library sizes. Name the column that holds them with "
+            "library_size_key, or write obs['library_size'] before selecting genes."
+        )
+        raise ScaleError(msg)
+    return totals
+
+
+def subset_evidence(adata: AnnData, measured: tuple[str, ...]) -> str:
+    """What in the file says that genes were selected; empty when nothing does."""
+    if adata.raw is not None and adata.raw.n_vars > adata.n_vars:
+        return f"adata.raw has {adata.raw.n_vars} genes, adata {adata.n_vars}"
+    flags = adata.var.get("highly_variable")
+    if flags is not None and adata.n_vars and bool(flags.fillna(value=False).astype(bool).all()):
+        return "all its genes are flagged highly_variable"
+    there = len(set(measured) & set(adata.var_names))
+    if there < COVERAGE * len(measured):
+        return f"{there} of the {len(measured)} genes measured in training"
+    return ""
+
+
+def _column(obs: pd.DataFrame, key: str, rows: np.ndarray) -> Float[np.ndarray, " cells"]:
+    column = pd.to_numeric(column_of(obs, key), errors="coerce")
+    sizes: Float[np.ndarray, " cells"] = column.to_numpy(np.float64, na_value=np.nan)[rows]
+    bad = ~np.isfinite(sizes) | (sizes < 0)
+    if bad.any():
+        row = obs.index[rows[int(np.argmax(bad))]]
+        msg = f"obs[{key!r}] must be numbers of counts; {int(bad.sum())} are not (cell {row!r})."
+        raise ExpressionError(msg)
+    return sizes
