@@ -101,7 +101,8 @@ def read_cells(
     )
     matrix = read_matrix(adata, layer, rows=rows.rows)
     check_values(matrix, scale, adata=adata, layer=layer)
-    sizes = library_sizes(adata, matrix, scale, registry=registry, rows=rows.rows)
+    key, panel = registry.library_size_key, registry.measured_genes
+    sizes = library_sizes(adata, matrix, scale, key=key, measured=panel, rows=rows.rows)
     if n_empty := int((np.diff(matrix.indptr) == 0).sum()):
         logger.warning("%d of %d cells have no counts at all", n_empty, len(rows.rows))
     matrix = pick_columns(matrix, columns)

@@ -4,13 +4,12 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 from anndata import AnnData
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from perturbdiff._errors import ExpressionError, ScaleError
 from perturbdiff._typing import Scale
 from perturbdiff.data._labels import column_of
 from perturbdiff.data._matrix import row_sums
-from perturbdiff.data._registry import Registry
 
 LIBRARY_SIZE = "library_size"
 """Column that is read when none is named, and written to."""
@@ -20,7 +19,13 @@ COVERAGE = 0.9
 
 
 def library_sizes(
-    adata: AnnData, matrix: sp.csr_array, scale: Scale, *, registry: Registry, rows: np.ndarray
+    adata: AnnData,
+    matrix: sp.csr_array,
+    scale: Scale,
+    *,
+    key: str | None,
+    measured: tuple[str, ...],
+    rows: Int[np.ndarray, " cells"],
 ) -> Float[np.ndarray, " cells"] | None:
     """Library size of each cell.
 
@@ -32,8 +37,10 @@ def library_sizes(
         Expression of ``rows``, all genes of the file.
     scale
         What ``matrix`` holds.
-    registry
-        Names the column, and the genes measured in training.
+    key
+        Column of library sizes, where one was named.
+    measured
+        Genes measured in training.
     rows
         Rows of the file that are read.
 
@@ -51,7 +58,6 @@ def library_sizes(
     ScaleError
         When counts would have to be summed over a subset of the measured genes.
     """
-    key = registry.library_size_key
     if key is None and LIBRARY_SIZE in adata.obs.columns:
         key = LIBRARY_SIZE
     totals = row_sums(matrix) if scale == "counts" else None
@@ -65,7 +71,7 @@ def library_sizes(
             )
             raise ExpressionError(msg)
         return sizes
-    if totals is not None and (evidence := subset_evidence(adata, registry.measured_genes)):
+    if totals is not None and (evidence := subset_evidence(adata, measured)):
         msg = (
             f"The file holds a subset of the measured genes ({evidence}), so its counts do "
             "not sum to library sizes. Name the column that holds them with "
@@ -88,7 +94,9 @@ def subset_evidence(adata: AnnData, measured: tuple[str, ...]) -> str:
     return ""
 
 
-def _column(obs: pd.DataFrame, key: str, rows: np.ndarray) -> Float[np.ndarray, " cells"]:
+def _column(
+    obs: pd.DataFrame, key: str, rows: Int[np.ndarray, " cells"]
+) -> Float[np.ndarray, " cells"]:
     column = pd.to_numeric(column_of(obs, key), errors="coerce")
     sizes: Float[np.ndarray, " cells"] = column.to_numpy(np.float64, na_value=np.nan)[rows]
     bad = ~np.isfinite(sizes) | (sizes < 0)

@@ -1,0 +1,5 @@
+"""Preprocessing of an AnnData, scanpy-like."""
+
+from perturbdiff.pp._normalize import normalize
+
+__all__ = ["normalize"]
