@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from operator import index as as_int
+from typing import SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -42,7 +43,7 @@ _FLOAT64_BITS = 52
 _FLOAT32_BITS = 23
 
 
-def stream_key(seed: int, *names: str | int) -> int:
+def stream_key(seed: SupportsIndex, *names: str | SupportsIndex) -> int:
     """Key of a stream of random numbers.
 
     Parameters

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from perturbdiff._typing import SamplerName
 from perturbdiff.diffusion._state import State
 
 
+@runtime_checkable
 class Step(Protocol):
     """One interval of a schedule."""
 
@@ -144,7 +145,7 @@ def sample(
     schedule: Float[Tensor, " levels"],
     context: Context,
     *,
-    sampler: SamplerName | Step = "heun",
+    sampler: str | Step = "heun",
     hook: Hook | None = None,
 ) -> State:
     """Take sets along a schedule.

@@ -40,8 +40,8 @@ def karras_schedule(
     ConfigError
         When a number is outside its range.
     """
-    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-        raise ConfigError("n_steps", n_steps, rule="must be an integer of at least 1")
+    if n_steps < 1:
+        raise ConfigError("n_steps", n_steps, rule="must be at least 1")
     if not (isfinite(sigma_min) and sigma_min > 0):
         raise ConfigError("sigma_min", sigma_min, rule="must be finite and above 0")
     if not (isfinite(sigma_max) and sigma_max > sigma_min):

@@ -34,6 +34,8 @@ def same(left, right):
         ours, theirs = getattr(left, field.name), getattr(right, field.name)
         if dataclasses.is_dataclass(ours):
             same(ours, theirs)
+        elif ours is None:
+            assert theirs is None
         else:
             assert torch.equal(ours, theirs), field.name
 

@@ -33,8 +33,6 @@ def test_rho_2_worked_by_hand():
     [
         ("n_steps", 0),
         ("n_steps", -3),
-        ("n_steps", 2.0),
-        ("n_steps", True),
         ("sigma_min", 0.0),
         ("sigma_min", math.nan),
         ("sigma_max", 0.1),
