@@ -16,7 +16,7 @@ from torch import Tensor
 class Sets:
     """Moving, picking, joining and repeating along the axis of sets, for a dataclass of tensors.
 
-    Fields are tensors whose first axis is the sets, or such dataclasses themselves.
+    Fields are tensors whose first axis is the sets, such dataclasses themselves, or None.
     """
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -24,6 +24,7 @@ class Sets:
         changes = {
             name: value._map(function) if isinstance(value, Sets) else function(value)
             for name, value in values.items()
+            if value is not None
         }
         return replace(self, **changes)  # type: ignore[type-var]
 
@@ -39,6 +40,10 @@ class Sets:
         """Each set ``count`` times, copies next to each other."""
         return self._map(lambda value: value.repeat_interleave(count, dim=0))
 
+    def stacked(self) -> Self:
+        """A batch of one, from a set whose tensors lack the axis of sets."""
+        return self._map(lambda value: value[None])
+
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """One batch out of several of equal shape."""
@@ -52,6 +57,7 @@ class Sets:
                 if isinstance(values[0], Sets)
                 else torch.cat(values)
                 for name, values in columns.items()
+                if values[0] is not None
             }
         )
 
@@ -70,6 +76,7 @@ class Context(Sets):
     features: Float[Tensor, "sets features"]  # perturbation features, dose and time
     covariates: Int[Tensor, "sets covariates"]  # levels; 0 = unknown
     conditional: Bool[Tensor, " sets"]  # False: null condition, for classifier-free guidance
+    memory: Float[Tensor, "sets blocks 2 keys width"] | None = None  # encoded control cells
 
     def unconditional(self) -> Self:
         """The same sets with the null condition."""

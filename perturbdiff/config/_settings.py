@@ -1,0 +1,131 @@
+"""What can be set about the network, the training and the sampling."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from perturbdiff._errors import ConfigError
+from perturbdiff._typing import SamplerName
+
+
+def _at_least(owner: object, section: str, **least: float) -> None:
+    for name, bound in least.items():
+        value: Any = getattr(owner, name)
+        if not value >= bound:
+            raise ConfigError(f"{section}.{name}", value, rule=f"must be at least {bound}")
+
+
+def _share(owner: object, section: str, *names: str) -> None:
+    for name in names:
+        value: Any = getattr(owner, name)
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{section}.{name}", value, rule="must be between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Shape of the denoiser.
+
+    Parameters
+    ----------
+    n_axes
+        Principal axes that cells are encoded in.
+    width, n_blocks, n_heads
+        Width, depth and attention heads.
+    expansion
+        Width of the hidden layer of each block, in units of ``width``.
+    """
+
+    n_axes: int = 50
+    width: int = 128
+    n_blocks: int = 3
+    n_heads: int = 4
+    expansion: int = 2
+
+    def __post_init__(self) -> None:
+        _at_least(self, "network", n_axes=1, width=2, n_blocks=1, n_heads=1, expansion=1)
+        if self.width % self.n_heads:
+            rule = f"must be a multiple of n_heads = {self.n_heads}"
+            raise ConfigError("network.width", self.width, rule=rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the denoiser is trained.
+
+    Parameters
+    ----------
+    max_steps
+        Most optimiser steps; inner folds of the training conditions choose how many of them.
+    check_every
+        Steps between looks at the inner folds; also the length of an epoch.
+    patience
+        Looks without improvement after which an inner fold stops.
+    n_sets, set_size, n_controls
+        Sets a batch, cells a set, control cells beside each set.
+    learning_rate, weight_decay, warmup_steps
+        AdamW with linear warm-up and cosine decay.
+    ema_decay
+        Of the weights that are kept.
+    distribution_weight
+        Weight of the energy distance between the denoised and the clean set.
+    drop_condition, drop_partner, drop_identity
+        Share of sets that are trained without condition, without partners, without the identity of
+        the perturbation and the covariates.
+    shift_noise
+        Noise on the direction of the effect prior, which is never quite right at test time.
+    """
+
+    max_steps: int = 1200
+    check_every: int = 100
+    patience: int = 3
+    n_sets: int = 16
+    set_size: int = 32
+    n_controls: int = 32
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 100
+    ema_decay: float = 0.99
+    distribution_weight: float = 0.1
+    drop_condition: float = 0.1
+    drop_partner: float = 0.1
+    drop_identity: float = 0.3
+    shift_noise: float = 0.3
+
+    def __post_init__(self) -> None:
+        _at_least(
+            self, "train", max_steps=1, check_every=1, patience=1, n_sets=1, set_size=2,
+            n_controls=1, learning_rate=0, weight_decay=0, warmup_steps=0, distribution_weight=0,
+            shift_noise=0,
+        )  # fmt: skip
+        _share(self, "train", "ema_decay", "drop_condition", "drop_partner", "drop_identity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleConfig:
+    """How cells are sampled.
+
+    Parameters
+    ----------
+    sampler, n_steps
+        Sampler and number of intervals.
+    sigma_min, sigma_max, rho
+        Noise levels in units of model space, and their spacing.
+    guidance_scale
+        1 is the model as trained and costs nothing, 0 the null condition, more amplifies.
+    set_size
+        Cells generated jointly.
+    """
+
+    sampler: SamplerName = "dpmpp_2m"
+    n_steps: int = 18
+    sigma_min: float = 0.02
+    sigma_max: float = 20.0
+    rho: float = 7.0
+    guidance_scale: float = 1.0
+    set_size: int = 32
+
+    def __post_init__(self) -> None:
+        _at_least(self, "sample", n_steps=1, set_size=1, guidance_scale=0)
+        if not 0 < self.sigma_min < self.sigma_max:
+            rule = f"must be above 0 and below sigma_max = {self.sigma_max}"
+            raise ConfigError("sample.sigma_min", self.sigma_min, rule=rule)

@@ -1,0 +1,188 @@
+"""Training for a number of steps, and choosing that number on held-out training conditions."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities.warnings import PossibleUserWarning
+
+from perturbdiff._errors import TrainingError
+from perturbdiff._logging import logger
+from perturbdiff.config import TrainConfig
+from perturbdiff.data import SetDataModule
+from perturbdiff.data._sets import Population
+from perturbdiff.train._task import SetDiffusionTask
+
+LAST = "last.ckpt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """What a user may say about the trainer that ``fit`` makes.
+
+    Parameters
+    ----------
+    accelerator, devices, precision
+        As Lightning's; precision ``None`` is bf16 on a GPU that has it, else float32.
+    progress
+        Whether bars are shown.
+    checkpoint_dir
+        Where the last checkpoint of the final run is kept; ``None`` for nowhere.
+    resume
+        Go on from that checkpoint where there is one.
+    """
+
+    accelerator: str = "auto"
+    devices: int | str = 1
+    precision: Any = None
+    progress: bool = True
+    checkpoint_dir: Path | None = None
+    resume: bool = False
+
+
+class _Losses(Callback):
+    """Validation loss at every look."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.values.append(float(trainer.callback_metrics["val_loss"]))
+
+
+def train(
+    task: SetDiffusionTask,
+    data: SetDataModule,
+    *,
+    steps: int,
+    options: TrainerOptions,
+    callbacks: Sequence[Callback] = (),
+) -> SetDiffusionTask:
+    """Train for a number of steps with a trainer of our own.
+
+    Parameters
+    ----------
+    task, data
+        What to train, on what.
+    steps
+        Optimiser steps.
+    options
+        Devices, precision, progress and checkpoints.
+    callbacks
+        More of them.
+
+    Returns
+    -------
+    The trained task, on the CPU.
+
+    Raises
+    ------
+    TrainingError
+        When weights are no longer finite.
+    """
+    directory = options.checkpoint_dir
+    keep = (
+        [ModelCheckpoint(dirpath=directory, save_last=True, save_top_k=0, every_n_epochs=1)]
+        if directory is not None
+        else []
+    )
+    last = None if directory is None else directory / LAST
+    resume = last if last is not None and options.resume and last.exists() else None
+    with _quiet_lightning():
+        trainer = L.Trainer(
+            max_steps=steps,
+            accelerator=options.accelerator,
+            devices=options.devices,
+            precision=options.precision or _precision(options.accelerator),
+            callbacks=[*callbacks, *keep],
+            logger=False,
+            enable_checkpointing=bool(keep),
+            enable_progress_bar=options.progress,
+            enable_model_summary=False,
+            gradient_clip_val=1.0,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+        )
+        trainer.fit(task, datamodule=data, ckpt_path=None if resume is None else str(resume))
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    if not all(bool(weight.isfinite().all()) for weight in task.averaged.parameters()):
+        msg = "Training diverged: weights are not finite. Lower train.learning_rate."
+        raise TrainingError(msg)
+    return task.cpu()
+
+
+def choose_steps(
+    folds: Sequence[tuple[SetDiffusionTask, SetDataModule]],
+    *,
+    config: TrainConfig,
+    options: TrainerOptions,
+) -> int:
+    """Number of steps that held-out training conditions ask for.
+
+    Parameters
+    ----------
+    folds
+        A fresh task and the data of each fold; tasks are trained in place.
+    config
+        Limits.
+    options
+        As in :func:`train`; folds leave no checkpoint.
+
+    Returns
+    -------
+    Steps at which the loss, averaged over folds, is smallest.
+    """
+    curves = []
+    for number, (task, data) in enumerate(folds, start=1):
+        losses = _Losses()
+        stop = EarlyStopping("val_loss", patience=config.patience, check_finite=True)
+        fold_options = TrainerOptions(
+            accelerator=options.accelerator,
+            devices=options.devices,
+            precision=options.precision,
+            progress=options.progress,
+        )
+        train(task, data, steps=config.max_steps, options=fold_options, callbacks=[losses, stop])
+        logger.info("inner fold %d of %d: %s", number, len(folds), np.round(losses.values, 4))
+        curves.append(losses.values)
+    looks = min(len(curve) for curve in curves)
+    if looks == 0:
+        return config.max_steps
+    mean = np.mean([curve[:looks] for curve in curves], axis=0)
+    return min(config.max_steps, (int(mean.argmin()) + 1) * config.check_every)
+
+
+def two_folds(populations: Sequence[Population]) -> list[tuple[list[Population], list[Population]]]:
+    """Training and held-out populations of two folds, alike in size: dealt by number of cells."""
+    by_size = sorted(populations, key=lambda population: (-len(population.x0), population.name))
+    halves = by_size[0::4] + by_size[3::4], by_size[1::4] + by_size[2::4]
+    return [(halves[1], halves[0]), (halves[0], halves[1])]
+
+
+def _precision(accelerator: str) -> str:
+    on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Without Lightning's advice on loaders and its banner, for this run only."""
+    banner = logging.getLogger("lightning.pytorch")
+    level = banner.level
+    banner.setLevel(max(level, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PossibleUserWarning)
+            yield
+    finally:
+        banner.setLevel(level)
