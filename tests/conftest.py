@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -9,8 +10,12 @@ from typing import Any, Self
 for _name, _value in {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}.items():
     os.environ.setdefault(_name, _value)
 
-import pytest  # noqa: E402 - after the environment is set
+import numpy as np  # noqa: E402 - after the environment is set
+import pandas as pd  # noqa: E402
+import pytest  # noqa: E402
+import scipy.sparse as sp  # noqa: E402
 import torch  # noqa: E402
+from anndata import AnnData  # noqa: E402
 from beartype import BeartypeConf, FrozenDict, beartype  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
@@ -57,3 +62,34 @@ def case_files(shared: Path) -> Path:
     if not folder.is_dir():
         pytest.skip("no case files beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def toy() -> Callable[..., AnnData]:
+    """Maker of small files of counts: every perturbation in every cell type, a few cells each."""
+
+    def make(
+        labels: Sequence[object] = ("ctrl", "A", "B"),
+        *,
+        cell_types: Sequence[str] = ("T", "NK"),
+        n_each: int = 4,
+        n_genes: int = 12,
+        seed: int = 0,
+    ) -> AnnData:
+        rows = [(label, kind) for label in labels for kind in cell_types for _ in range(n_each)]
+        rng = np.random.default_rng(seed)
+        counts = rng.poisson(rng.gamma(0.8, 2.0, n_genes), (len(rows), n_genes))
+        counts[:, 0] += 1
+        obs = pd.DataFrame(
+            {
+                "condition": pd.Series([row[0] for row in rows], dtype=object),
+                "cell_type": pd.Categorical([row[1] for row in rows]),
+            }
+        )
+        obs.index = pd.Index([f"cell{number:03d}" for number in range(len(rows))], dtype=object)
+        var = pd.DataFrame(
+            index=pd.Index([f"G{number}" for number in range(n_genes)], dtype=object)
+        )
+        return AnnData(X=sp.csr_matrix(counts.astype(np.float32)), obs=obs, var=var)
+
+    return make

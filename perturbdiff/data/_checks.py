@@ -108,7 +108,7 @@ def check_values(matrix: sp.csr_array, scale: Scale, *, adata: AnnData, layer: s
 
 
 def _check_log(matrix: sp.csr_array, *, whole: bool, adata: AnnData, layer: str | None) -> None:
-    where, hint = place(layer), usable(adata, skip=())
+    where, hint = place(layer), usable(adata, skip=(layer,))
     if whole:
         msg = f"{where} is declared as log1p_cp10k but holds only whole numbers. {hint}"
         raise ScaleError(msg.rstrip())
@@ -193,10 +193,8 @@ def warn_labels(levels: dict[str, tuple[str, ...]], conditions: dict[Condition, 
         for group in near_duplicates(names):
             logger.warning("obs[%r] has labels that are nearly the same: %s", key, listed(group))
     if single := sorted(condition for condition, size in conditions.items() if size == 1):
-        shown = listed(
-            "+".join(c.members or ("control",)) + " in " + ", ".join(c.context) for c in single
-        )
-        logger.warning("%d conditions have a single cell: %s", len(single), shown)
+        shown = listed(str(condition) for condition in single)
+        logger.warning("%d condition(s) have a single cell: %s", len(single), shown)
     with_control = {condition.context for condition in conditions if condition.is_control}
     without = sorted({c.context for c in conditions} - with_control)
     if without:

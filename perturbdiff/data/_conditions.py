@@ -51,6 +51,12 @@ class Condition:
             parts += [list(self.doses), self.time]
         return json.dumps(parts)
 
+    def __str__(self) -> str:
+        numbers = {"dose": list(self.doses), "time": self.time}
+        known = [f"{key} {value}" for key, value in numbers.items() if value not in ([], None)]
+        where = f" in {', '.join(self.context)}" if self.context else ""
+        return ", ".join([" and ".join(self.members or ("control",)) + where, *known])
+
     def __lt__(self, other: Self) -> bool:
         return self._order() < other._order()
 

@@ -78,8 +78,9 @@ def read_column(obs: pd.DataFrame, key: str) -> Column:
 def split_members(label: str, *, separator: str | None) -> tuple[str, ...]:
     """Members of a combination in the order written.
 
-    The separator splits where it stands between two names and outside brackets, so that
-    ``(+/-)-ibuprofen`` and ``Ca2+`` are names of one compound each.
+    The separator splits where it stands between two names, outside brackets, and with a space on
+    both sides or on neither, so that ``(+/-)-ibuprofen``, ``Ca2+`` and ``CD14+ Monocytes`` are one
+    name each.
     """
     if separator is None or separator not in label:
         return (label.strip(),)
@@ -88,7 +89,9 @@ def split_members(label: str, *, separator: str | None) -> tuple[str, ...]:
     for match in re.finditer(f"(?:{re.escape(separator)})+", label):
         start, end = match.end() - len(separator), match.end()
         inside = balanced is not None and balanced[start] > 0
-        if not inside and label[:start].strip() and label[end:].strip():
+        before, after = label[:start], label[end:]
+        lopsided = before[-1:].isspace() != after[:1].isspace()
+        if not inside and not lopsided and before.strip() and after.strip():
             cuts.append((start, end))
     starts = [0, *(end for _, end in cuts)]
     ends = [*(start for start, _ in cuts), len(label)]

@@ -157,7 +157,7 @@ def check_leakage(train: Cells, held_out: Split) -> None:
     """
     leaked = sorted(set(train.conditions()) & set(held_out.conditions))
     if leaked:
-        shown = listed(condition.name for condition in leaked)
+        shown = listed(str(condition) for condition in leaked)
         msg = f"{len(leaked)} held-out conditions are among the training cells: {shown}."
         raise SplitError(msg)
     if same := sorted(held_out.test_names.intersection(train.names)):
