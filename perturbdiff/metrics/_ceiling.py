@@ -7,10 +7,12 @@ import numpy as np
 
 from perturbdiff._errors import MetricError
 from perturbdiff.metrics._condition import Project, Side, score_sides
-from perturbdiff.metrics._discrimination import Discrimination, Similarity, discrimination
+from perturbdiff.metrics._discrimination import (
+    Discrimination,
+    discrimination,
+)
 from perturbdiff.metrics._intake import (
     Cells,
-    ExpressionScale,
     Matrix,
     dense,
     refuse_same,
@@ -41,7 +43,7 @@ def split_half_ceiling(
     metrics: Sequence[str] | None = None,
     n_splits: int = N_SPLITS,
     n_top: int = 100,
-    scale: ExpressionScale = "log1p_cp10k",
+    scale: str = "log1p_cp10k",
     seed: int = 0,
 ) -> CeilingScores:
     """Score one half of the treated cells as if it were the prediction of the other half.
@@ -85,7 +87,7 @@ def split_half_ceiling(
     for split in range(n_splits):
         guess, truth = (
             Side(half, control=control, project=project, scale=scale, what="half of true_cells")
-            for half in _halves(true, split=split, seed=seed)
+            for half in _halves(true, entropy=[seed, split])
         )
         scores.append(score_sides(guess, truth, metrics=metrics, n_top=n_top, seed=seed))
     undefined: dict[str, str] = {}
@@ -110,12 +112,14 @@ def discrimination_ceiling(
     *,
     n_splits: int = N_SPLITS,
     seed: int = 0,
-    similarity: Similarity = "pearson",
+    similarity: str = "pearson",
+    normaliser: str = "n-1",
+    split_control: bool = False,
 ) -> Discrimination:
     """Discrimination between shifts of one half of the cells and shifts of the other half.
 
-    Halves are those of :func:`split_half_ceiling`, with the same whole set of control cells for
-    both.
+    Halves are those of :func:`split_half_ceiling`, by default with the same whole set of control
+    cells for both.
 
     Parameters
     ----------
@@ -123,8 +127,12 @@ def discrimination_ceiling(
         Cells by genes of every condition, by the same names.
     n_splits, seed
         Splits to average and their seed.
-    similarity
+    similarity, normaliser
         As in :func:`discrimination`.
+    split_control
+        Whether the control cells are halved too (with ``default_rng([seed, i, 1])``), one half for
+        each shift. Whole control cells lend their sampling noise to both shifts of a condition,
+        which by itself tells small conditions apart; halves lend none but leave each shift noisier.
 
     Returns
     -------
@@ -133,7 +141,7 @@ def discrimination_ceiling(
     Raises
     ------
     MetricError
-        When a condition has no control cells or fewer than four treated cells.
+        When a condition has no control cells, or too few cells to halve.
     """
     if lacking := sorted(set(true_cells) - set(control_cells)):
         msg = f"Conditions without control cells: {lacking}. Give control_cells for each."
@@ -142,13 +150,16 @@ def discrimination_ceiling(
     for split in range(n_splits):
         shifts: list[list[Matrix]] = [[], []]
         for name, cells in true_cells.items():
-            base = dense(control_cells[name], what=f"control_cells[{name!r}]").mean(0)
-            halves = _halves(dense(cells, what=f"true_cells[{name!r}]"), split=split, seed=seed)
-            for side, half in zip(shifts, halves, strict=True):
-                side.append(half.mean(0) - base)
-        parts.append(
-            discrimination(np.stack(shifts[0]), np.stack(shifts[1]), similarity=similarity)
-        )
+            control = dense(control_cells[name], what=f"control_cells[{name!r}]")
+            halves = _halves(dense(cells, what=f"true_cells[{name!r}]"), entropy=[seed, split])
+            bases = (
+                _halves(control, entropy=[seed, split, 1]) if split_control else (control, control)
+            )
+            for side, half, base in zip(shifts, halves, bases, strict=True):
+                same_genes(half, base, names=(f"true_cells[{name!r}]", f"control_cells[{name!r}]"))
+                side.append(half.mean(0) - base.mean(0))
+        guess, truth = (np.stack(side) for side in shifts)
+        parts.append(discrimination(guess, truth, similarity=similarity, normaliser=normaliser))
     return Discrimination(
         score=float(np.mean([part.score for part in parts])),
         ranked_first=float(np.mean([part.ranked_first for part in parts])),
@@ -183,12 +194,10 @@ def spearman_brown(correlation: float) -> float:
     return 2 * correlation / (1 + correlation)
 
 
-def _halves(cells: Matrix, *, split: int, seed: int) -> tuple[Matrix, Matrix]:
+def _halves(cells: Matrix, *, entropy: list[int]) -> tuple[Matrix, Matrix]:
     half = len(cells) // 2
     if half < 2:
-        msg = (
-            f"{len(cells)} treated cells cannot be halved; 4 are needed. Leave this condition out."
-        )
+        msg = f"{len(cells)} cells cannot be halved; 4 are needed. Leave this condition out."
         raise MetricError(msg)
-    rows = np.random.default_rng([seed, split]).permutation(len(cells))
+    rows = np.random.default_rng(entropy).permutation(len(cells))
     return cells[rows[:half]], cells[rows[half : 2 * half]]

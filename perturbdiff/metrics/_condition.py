@@ -16,7 +16,6 @@ from perturbdiff.metrics._distribution import discrepancy, energy
 from perturbdiff.metrics._expression import FDR, DEAgreement, compare_tables
 from perturbdiff.metrics._intake import (
     Cells,
-    ExpressionScale,
     Matrix,
     dense,
     refuse_scale,
@@ -102,7 +101,7 @@ def score_condition(
     project: Project | None,
     metrics: Sequence[str] | None = None,
     n_top: int = 100,
-    scale: ExpressionScale = "log1p_cp10k",
+    scale: str = "log1p_cp10k",
     seed: int = 0,
 ) -> ConditionScores:
     """Score the predicted cells of one condition.
@@ -123,8 +122,8 @@ def score_condition(
     n_top
         Genes of variance explained.
     scale
-        Declared scale, checked and recorded, never guessed. Means and distances use the numbers as
-        they are.
+        ``log1p_cp10k`` or ``cp10k``: declared, checked and recorded, never guessed. Means and
+        distances use the numbers as they are.
     seed
         Of the subsampling in distances.
 
@@ -154,7 +153,7 @@ class Side:
     cells: Matrix
     control: Matrix = field(kw_only=True)
     project: Project | None = field(kw_only=True)
-    scale: ExpressionScale = field(kw_only=True)
+    scale: str = field(kw_only=True)
     what: str = field(kw_only=True)
 
     @cached_property

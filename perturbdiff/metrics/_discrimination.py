@@ -5,7 +5,7 @@ C conditions, G genes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,6 @@ from scipy.spatial.distance import cdist
 
 from perturbdiff._errors import MetricError
 from perturbdiff.metrics._intake import FLAT, Matrix, pair
-
-Similarity: TypeAlias = Literal["pearson", "l1", "l2", "cosine"]
 
 _DISTANCES: Final[Mapping[str, str]] = {
     "pearson": "correlation",
@@ -38,27 +36,27 @@ def discrimination(
     pred_shifts_CG: NDArray[Any],
     true_shifts_CG: NDArray[Any],
     *,
-    similarity: Similarity = "pearson",
-    normaliser: Literal["n", "n-1"] = "n",
+    similarity: str = "pearson",
+    normaliser: str = "n-1",
     target_genes: Sequence[int] | None = None,
 ) -> Discrimination:
     """Rank of a condition's own true shift among all true shifts, seen from its predicted shift.
 
     The perturbation discrimination score: 1 minus the rank (0 for the nearest) over the number of
-    conditions, averaged. It is ``discrimination_score_l1`` and so on of ``cell-eval`` 0.8.2, whose
-    metric ``correlation`` is ``pearson`` here, where no two distances are equal. There, ties go by
-    position, so a prediction without any effect scores by the alphabet; here they count half, and
-    such a prediction gets the middle rank. Dividing by the number of conditions ``n`` makes the
-    worst score ``1/n`` and a guess ``(n + 1) / 2n``; ``normaliser="n-1"`` makes them 0 and 0.5.
+    other conditions, averaged; a guess scores 0.5. ``cell-eval`` 0.8.2 (``discrimination_score_l1``
+    and so on; its metric ``correlation`` is ``pearson`` here) divides by the number of conditions
+    ``n``, so that the worst score is ``1/n`` and a guess ``(n + 1) / 2n``: that is
+    ``normaliser="n"``. It also breaks ties by position, so that predictions without any effect
+    score by the alphabet; here ties count half, and such a prediction gets the middle rank.
 
     Parameters
     ----------
     pred_shifts_CG, true_shifts_CG
         One mean shift per condition, conditions and genes in the same order.
     similarity
-        Nearness of shifts: Pearson correlation, cosine, or the smaller L1 or L2 distance.
+        ``pearson``, ``cosine``, or by the smaller ``l1`` or ``l2`` distance.
     normaliser
-        Divisor of the rank.
+        Divisor of the rank, ``n-1`` or ``n``.
     target_genes
         Position of the gene that each condition targets, left out when its prediction is ranked;
         -1 for none. ``cell-eval`` leaves out the gene of the same name.

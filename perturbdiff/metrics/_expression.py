@@ -5,16 +5,12 @@ which genes count.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from perturbdiff._errors import MetricError
-from perturbdiff.metrics._intake import Cells, ExpressionScale, Matrix, refuse_scale, triple
+from perturbdiff.metrics._intake import Cells, Matrix, refuse_scale, triple
 from perturbdiff.metrics._rank_sum import DETable, positions, table_of
-
-Absent: TypeAlias = Literal["no_effect", "drop"]
-Ties: TypeAlias = Literal["average", "p_value"]
 
 FDR = 0.05
 
@@ -37,8 +33,8 @@ def compare_tables(
     *,
     n_top: int | None = None,
     fdr: float = FDR,
-    absent: Absent = "no_effect",
-    ties: Ties = "average",
+    absent: str = "no_effect",
+    ties: str = "average",
 ) -> DEAgreement:
     """Overlap and direction match of two tables of differential expression.
 
@@ -113,9 +109,9 @@ def de_overlap(
     *,
     n_top: int | None = None,
     fdr: float = FDR,
-    scale: ExpressionScale = "log1p_cp10k",
+    scale: str = "log1p_cp10k",
     pseudo_count: float = 0.0,
-    ties: Ties = "average",
+    ties: str = "average",
 ) -> float:
     """Share of the N strongest true genes that are among the N strongest predicted ones.
 
@@ -138,12 +134,12 @@ def de_overlap(
     fdr
         False discovery rate below which a gene is significant.
     scale
-        Declared scale of all three.
+        Declared scale of all three, ``log1p_cp10k`` or ``cp10k``.
     pseudo_count
         Added to both sides of the fold change, in counts per 10,000.
     ties
-        Equal fold changes of which only some fit: the mean over all ways to choose, or first those
-        with the smaller p-value, then with the larger change of the mean.
+        Equal fold changes of which only some fit: ``average`` is the mean over all ways to choose;
+        ``p_value`` takes the smaller p-value first, then the larger change of the mean.
 
     Returns
     -------
@@ -166,7 +162,7 @@ def direction_match(
     control_cells: Cells,
     *,
     fdr: float = FDR,
-    scale: ExpressionScale = "log1p_cp10k",
+    scale: str = "log1p_cp10k",
 ) -> float:
     """Share of the significant true genes whose predicted fold change has the true sign.
 
@@ -180,7 +176,7 @@ def direction_match(
     fdr
         False discovery rate below which a gene is significant.
     scale
-        Declared scale of all three.
+        Declared scale of all three, ``log1p_cp10k`` or ``cp10k``.
 
     Returns
     -------
@@ -200,7 +196,7 @@ def _tables(
     true_cells: Cells,
     control_cells: Cells,
     *,
-    scale: ExpressionScale,
+    scale: str,
     pseudo_count: float,
 ) -> tuple[DETable, DETable]:
     pred, true, control = triple(pred_cells, true_cells, control_cells)
@@ -212,7 +208,7 @@ def _tables(
     )
 
 
-def _taken(table: DETable, n: int, *, fdr: float, ties: Ties) -> Matrix:
+def _taken(table: DETable, n: int, *, fdr: float, ties: str) -> Matrix:
     """How much of each gene is among the ``n`` most changed significant ones, between 0 and 1."""
     found = np.flatnonzero(table.fdr < fdr)
     weight_G = np.zeros(len(table))

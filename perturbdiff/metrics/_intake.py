@@ -4,7 +4,7 @@ N cells, G genes. Every matrix becomes float64 once, here, so that the input's d
 a score.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -16,9 +16,6 @@ from perturbdiff._errors import MetricError
 Matrix: TypeAlias = NDArray[np.float64]
 Cells: TypeAlias = NDArray[Any] | sp.sparray | sp.spmatrix
 """Cells by genes, dense or sparse, of any real dtype."""
-
-ExpressionScale: TypeAlias = Literal["log1p_cp10k", "cp10k"]
-"""Counts per 10,000, with or without the logarithm. Declared by the caller, never guessed."""
 
 FLAT = 1e-9  # a shift that varies less than this over genes is rounding, not a response
 _SLACK = 1e-3  # half-precision rounding of the largest value that a scale allows
@@ -108,7 +105,7 @@ def refuse_same(left: Cells, right: Cells, *, names: tuple[str, str]) -> None:
         raise MetricError(msg)
 
 
-def refuse_scale(cells: Matrix, *, what: str, scale: ExpressionScale, signed: bool = False) -> None:
+def refuse_scale(cells: Matrix, *, what: str, scale: str, signed: bool = False) -> None:
     """Refuse values that cannot be on the declared scale; all others are taken as declared.
 
     No cell has more than ``DEPTH`` counts per ``DEPTH``, so ``log1p(DEPTH)`` (9.21) bounds the

@@ -4,7 +4,8 @@ N cells, G genes, E non-zero entries. Only non-zero values are sorted: the zeros
 block of ties whose ranks are known from their number.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -15,7 +16,6 @@ from scipy.stats import false_discovery_control
 from perturbdiff._errors import MetricError, listed
 from perturbdiff.metrics._intake import (
     Cells,
-    ExpressionScale,
     Matrix,
     dense,
     refuse_same,
@@ -35,7 +35,7 @@ class DETable:
     mean: Matrix
     control_mean: Matrix
     scale: str
-    genes: NDArray[np.str_] | None = field(default=None)
+    genes: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.fdr)
@@ -44,16 +44,17 @@ class DETable:
         """The same table with only these genes, in this order; their rates stay as they are."""
         columns = ("log2_fold_change", "p_value", "fdr", "statistic", "mean", "control_mean")
         picked = {name: getattr(self, name)[index] for name in columns}
-        return replace(self, genes=None if self.genes is None else self.genes[index], **picked)
+        genes = None if self.genes is None else tuple(self.genes[i] for i in index.tolist())
+        return replace(self, genes=genes, **picked)
 
 
 def rank_genes(
     cells: Cells,
     control_cells: Cells,
     *,
-    scale: ExpressionScale = "log1p_cp10k",
+    scale: str = "log1p_cp10k",
     pseudo_count: float = 0.0,
-    genes: NDArray[np.str_] | None = None,
+    genes: Sequence[str] | NDArray[np.generic] | None = None,
 ) -> DETable:
     """Wilcoxon rank-sum test of each gene, with fold changes and false discovery rates.
 
@@ -102,9 +103,9 @@ def table_of(
     treated: Matrix,
     control: Matrix,
     *,
-    scale: ExpressionScale,
+    scale: str,
     pseudo_count: float = 0.0,
-    genes: NDArray[np.str_] | None = None,
+    genes: Sequence[str] | NDArray[np.generic] | None = None,
 ) -> DETable:
     """Body of :func:`rank_genes`, for matrices already checked."""
     if pseudo_count < 0:
@@ -125,7 +126,7 @@ def table_of(
         mean=mean_G,
         control_mean=control_mean_G,
         scale=scale,
-        genes=None if genes is None else np.asarray(genes, dtype=str),
+        genes=None if genes is None else tuple(str(name) for name in genes),
     )
 
 
@@ -145,12 +146,12 @@ def positions(pred: DETable, true: DETable) -> NDArray[np.intp]:
             "names."
         )
         raise MetricError(msg)
-    place = {name: index for index, name in enumerate(pred.genes.tolist())}
-    found = np.array([place.get(name, -1) for name in true.genes.tolist()], dtype=np.intp)
+    place = {name: index for index, name in enumerate(pred.genes)}
+    found = np.array([place.get(name, -1) for name in true.genes], dtype=np.intp)
     if (found < 0).all():
         msg = (
-            f"The two tables have no gene in common; they begin {listed(pred.genes[:2].tolist())} "
-            f"and {listed(true.genes[:2].tolist())}. Use one naming of genes."
+            f"The two tables have no gene in common; they begin {listed(pred.genes[:2])} "
+            f"and {listed(true.genes[:2])}. Use one naming of genes."
         )
         raise MetricError(msg)
     return found

@@ -121,10 +121,10 @@ _ALL: Final = (
         unit="share",
         needs="conditions",
         definition=(
-            "1 - rank / number of conditions of a condition's own true shift, by Pearson with "
-            "its predicted shift."
+            "1 - rank / (conditions - 1) of a condition's own true shift among all true shifts, by "
+            "Pearson with its predicted shift."
         ),
-        cell_eval="discrimination_score(metric='correlation')",
+        cell_eval="discrimination_score",
     ),
     MetricInfo(
         name="ranked_first",

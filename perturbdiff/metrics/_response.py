@@ -4,14 +4,10 @@ G genes. A *shift* is the mean over the cells of a condition minus the mean over
 per gene.
 """
 
-from typing import Literal, TypeAlias
-
 import numpy as np
 
 from perturbdiff._errors import MetricError
 from perturbdiff.metrics._intake import FLAT, Cells, Matrix, dense, same_genes, triple
-
-NoEffect: TypeAlias = Literal["refuse", "zero"]
 
 
 def mean_shift(cells: Cells, control_cells: Cells) -> Matrix:
@@ -43,7 +39,7 @@ def pearson_shift(
     control_cells: Cells,
     *,
     pred_control_cells: Cells | None = None,
-    no_effect: NoEffect = "refuse",
+    no_effect: str = "refuse",
 ) -> float:
     """Pearson correlation over genes of the predicted and the true shift; 1 is best.
 
@@ -58,8 +54,8 @@ def pearson_shift(
     pred_control_cells
         Control cells of the predicted shift, where they are not the same.
     no_effect
-        What a predicted shift that is constant over genes scores: an error, or 0 (it explains
-        nothing).
+        What a predicted shift that is constant over genes scores: ``refuse`` is an error,
+        ``zero`` is 0 (it explains nothing).
 
     Returns
     -------
@@ -140,7 +136,7 @@ def variance_explained(
     return variance_of_top(pred, true, true.mean(0) - control.mean(0), n_top=n_top)
 
 
-def pearson(pred_shift_G: Matrix, true_shift_G: Matrix, *, no_effect: NoEffect) -> float:
+def pearson(pred_shift_G: Matrix, true_shift_G: Matrix, *, no_effect: str) -> float:
     """Correlation of two shifts, with the refusals of :func:`pearson_shift`."""
     if no_effect not in ("refuse", "zero"):
         msg = f"no_effect is {no_effect!r}; use 'refuse' or 'zero'."

@@ -9,7 +9,7 @@ import numpy as np
 from perturbdiff._errors import MetricError, listed
 from perturbdiff.metrics._condition import ConditionScores, Project, score_condition
 from perturbdiff.metrics._discrimination import Discrimination, discrimination
-from perturbdiff.metrics._intake import Cells, ExpressionScale
+from perturbdiff.metrics._intake import Cells
 from perturbdiff.metrics._response import mean_shift
 
 _TOLD_APART: Final = 2  # conditions that discrimination needs
@@ -34,7 +34,7 @@ def score_conditions(
     project: Project | Mapping[str, Project] | None,
     metrics: Sequence[str] | None = None,
     n_top: int = 100,
-    scale: ExpressionScale = "log1p_cp10k",
+    scale: str = "log1p_cp10k",
     seed: int = 0,
 ) -> TableScores:
     """Score predictions of several conditions against the truth.
