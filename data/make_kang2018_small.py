@@ -2,10 +2,11 @@
 
     python data/make_kang2018_small.py [--wheel PATH] [--output PATH]
 
-Cells: up to 190 of each cell type and condition, all where there are fewer. Genes: the 700 with the
-strongest response (largest absolute difference of mean log1p values, over the cell types with at least
-100 cells in both conditions), the markers of the annotation, and the most variable of the others that
-at least 1 % of the cells express, 1,500 in all. ``obs["library_size"]`` keeps each cell's counts over all measured genes.
+Cells: up to 190 of each cell type and condition, all where there are fewer. Genes: the 700 with
+the strongest response (largest absolute difference of mean log1p values, over the cell types with
+at least 100 cells in both conditions), the markers of the annotation, and the most variable of
+the others that at least 1 % of the cells express, 1,500 in all. ``obs["library_size"]`` keeps
+each cell's counts over all measured genes.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Exact means of ``log1p`` values of counts whose log-rate is normal, by quadrature.
 
 For a count ``y`` with rate ``L exp(eta)`` the mean of ``log(1 + c y)`` follows from its Laplace
-transform, because ``log(1 + x) = int_0^inf (1 - exp(-t x)) exp(-t) / t dt``. A Poisson-gamma count has
-the transform ``(1 + theta L exp(eta) (1 - exp(-t c))) ** (-1 / theta)``: no sum over counts is needed.
+transform, because ``log(1 + x) = int_0^inf (1 - exp(-t x)) exp(-t) / t dt``. A Poisson-gamma
+count has the transform ``(1 + theta L exp(eta) (1 - exp(-t c))) ** (-1 / theta)``: no sum over
+counts is needed.
 """
 
 from collections.abc import Callable
@@ -65,17 +66,16 @@ def mean_log1p_curve(
         drop_TQ = np.exp(eta_T)[:, None] * library * -np.expm1(-t_Q * DEPTH / library)
         value_T += weight * (_one_minus_transform(drop_TQ, noise.dispersion) @ kernel_Q)
     curve = CubicSpline(eta_T, value_T)
-    return lambda eta: curve(np.clip(eta, eta_T[0], eta_T[-1]))
+    return lambda eta: np.asarray(curve(np.clip(eta, eta_T[0], eta_T[-1])))
 
 
 def _one_minus_transform(drop: np.ndarray, dispersion: float) -> np.ndarray:
-    if dispersion == 0:
-        return -np.expm1(-drop)
-    return -np.expm1(-np.log1p(dispersion * drop) / dispersion)
+    exponent = np.log1p(dispersion * drop) / dispersion if dispersion > 0 else drop
+    return np.asarray(-np.expm1(-exponent))
 
 
 def normal_nodes(low: float, high: float, *, n: int = 48) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of the standard normal between two bounds; the weights add up to its mass."""
+    """Nodes and weights of the standard normal between two bounds; weights add up to its mass."""
     low, high = max(low, -_REACH), min(high, _REACH)
     node, weight = np.polynomial.legendre.leggauss(n)
     node = (high + low) / 2 + (high - low) / 2 * node

@@ -49,10 +49,10 @@ class Treatment:
     def members(self) -> tuple[str, ...]:
         """Sorted members of the perturbation; empty for control."""
         parts = self.perturbation.split(SEPARATOR)
-        return tuple(sorted(part for part in parts if part != CONTROL))
+        return tuple(sorted({part for part in parts if part != CONTROL}))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Simulation:
     """Simulated cells with everything that is true of them.
 
@@ -99,7 +99,7 @@ class Simulation:
             activity_Q = activity_Q - strength / 2 * (activity_MQ[i] + activity_MQ[j])
             activity_Q[-1] += strength * self.config.effect_size
         gain_Q = world.gain[self._context(treatment.cell_type)]
-        return scale * world.response @ (gain_Q * activity_Q)
+        return np.asarray(scale * world.response @ (gain_Q * activity_Q))
 
     def mean(self, treatment: Treatment) -> np.ndarray:
         """True mean of ``log1p(counts / library_size * 10^4)`` per gene, by quadrature."""
@@ -110,10 +110,8 @@ class Simulation:
         rest_G = np.sqrt((world.loadings[:, 1:] ** 2) @ world.spread[1:] ** 2)
         rest_R, weight_R = normal_nodes(-np.inf, np.inf)
         total_G = np.zeros(len(state_G))
-        for low, high, responds in (
-            (-np.inf, world.threshold, 0.0),
-            (world.threshold, np.inf, 1.0),
-        ):
+        kinds = [(-np.inf, world.threshold, 0.0), (world.threshold, np.inf, 1.0)]
+        for low, high, responds in kinds:
             if low >= high:
                 continue
             for node, weight in zip(*normal_nodes(low, high), strict=True):
@@ -125,7 +123,7 @@ class Simulation:
     def shift(self, treatment: Treatment) -> np.ndarray:
         """True mean shift per gene: ``mean`` of the treatment minus that of its control cells."""
         control = Treatment(CONTROL, treatment.cell_type, donor=treatment.donor)
-        return self.mean(treatment) - self.mean(control)
+        return np.asarray(self.mean(treatment) - self.mean(control))
 
     def sample(self, treatment: Treatment, n_cells: int, *, seed: int = 0) -> AnnData:
         """True cells of any condition, measured or not; they are none of the cells of ``adata``.
@@ -174,7 +172,8 @@ class Simulation:
 
     def _draw(self, treatment: Treatment, n_cells: int, *, stream: str) -> AnnData:
         world, config = self.world, self.config
-        rng = _generator(self.seed, stream, repr(treatment))
+        name = _name(treatment)
+        rng = _generator(self.seed, stream, name)
         offset_DG = self._donors(treatment)
         donor_N = np.arange(n_cells) % len(offset_DG)
         z_NL = rng.standard_normal((n_cells, len(world.spread)))
@@ -201,7 +200,7 @@ class Simulation:
                 "responder": responds_N,
                 "library_size": np.maximum(library_N, panel_N).astype(np.int64),
             },
-            index=[f"{stream} {_name(treatment)} {i}" for i in range(n_cells)],
+            index=[f"{stream} {name} {i}" for i in range(n_cells)],
         )
         genes = pd.DataFrame(index=[f"G{i + 1:04d}" for i in range(config.n_genes)])
         return AnnData(X=counts, obs=obs, var=genes)
@@ -222,13 +221,14 @@ def simulated(config: SimulationConfig | None = None, *, seed: int = 0) -> Simul
         e_g &= \sum_q R_{gq}\, \Gamma_{cq} \Big( \sum_{m \in M} a_{mq} + \kappa \sum_{m < n}
             g_m g_n \big( \beta [q = Q] - \tfrac12 (a_{mq} + a_{nq}) \big) \Big)
 
-    The activities ``a_m`` are proportional to a linear map of the perturbation's features, with norm
-    ``effect_size``, so that effects of unseen perturbations can be learned. The last feature is the
-    gate ``g_m``, 1 for the interacting half: two of those damp each other and switch on a program of
-    their own, ``beta = effect_size``. All other pairs are additive in log-rate, exactly. The gain of a
-    context is ``exp`` of a linear function of its latent centre, which its control cells show.
-    ``h(u) = 2 u / (1 + u)`` is 1 at dose 1; ``k(t)`` is proportional to ``1 - 2 ** (-t / 4)`` and 1 at
-    24 hours. With ``responder_share`` below 1 only cells high along the state program 0 respond.
+    The activities ``a_m`` are proportional to a linear map of the perturbation's features, with
+    norm ``effect_size``, so that effects of unseen perturbations can be learned. The last feature
+    is the gate ``g_m``, 1 for the interacting half: two of those damp each other and switch on a
+    program of their own, ``beta = effect_size``. All other pairs are additive in log-rate,
+    exactly. The gain of a context is ``exp`` of a linear function of its latent centre, which its
+    control cells show. ``h(u) = 2 u / (1 + u)`` is 1 at dose 1; ``k(t)`` is proportional to ``1 -
+    2 ** (-t / 4)`` and 1 at 24 hours. With ``responder_share`` below 1 only cells high along the
+    state program 0 respond.
 
     Parameters
     ----------
@@ -239,11 +239,12 @@ def simulated(config: SimulationConfig | None = None, *, seed: int = 0) -> Simul
 
     Returns
     -------
-    The cells in ``adata`` and their truth. ``adata`` has integer counts in ``X`` (sparse); in ``obs``
-    ``perturbation`` (``"control"``, singles, pairs such as ``"P1+P2"``), ``cell_type``, ``donor``,
-    ``dose`` and ``hours`` (0 for controls), ``responder`` (the cell is of the responding kind) and
-    ``library_size`` (counts over all measured genes: the panel and the rest); in ``uns`` the table
-    ``perturbation_features``, one row a perturbation, unseen ones included.
+    The cells in ``adata`` and their truth. ``adata`` has integer counts in ``X``
+    (sparse); in ``obs`` ``perturbation`` (``"control"``, singles, pairs such as ``"P1+P2"``),
+    ``cell_type``, ``donor``, ``dose`` and ``hours`` (0 for controls), ``responder`` (the cell is
+    of the responding kind) and ``library_size`` (counts over all measured genes: the panel and
+    the rest); in ``uns`` the table ``perturbation_features``, one row a perturbation, unseen ones
+    included.
 
     Raises
     ------
@@ -313,8 +314,10 @@ def _position(key: str, name: str, known: tuple[str, ...]) -> int:
 
 
 def _name(treatment: Treatment) -> str:
-    where = f"{treatment.cell_type} {treatment.perturbation}"
-    return f"{where} {treatment.dose:g} {treatment.hours:g}h"
+    given = f"{treatment.cell_type} {SEPARATOR.join(treatment.members) or CONTROL}"
+    if treatment.members:
+        given += f" {treatment.dose!r} {treatment.hours!r}h"
+    return f"{given} {treatment.donor}" if treatment.donor else given
 
 
 def _generator(seed: int, *names: str) -> np.random.Generator:

@@ -124,7 +124,8 @@ class World:
     base
         (C, G) log-rates of a control cell at the centre of its context: ``b``.
     loadings
-        (G, L) what one unit of a latent program adds to the log-rates: ``W``; program 0 is the state.
+        (G, L) what one unit of a latent program adds to the log-rates: ``W``; program 0 is the
+        state.
     spread
         (L,) standard deviation of each latent program within a context: ``s``.
     donor
