@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The hook wants its checker by name. Self is beyond a checker of single methods.
 _checker = ModuleType("checker_of_tests")
 _checker.check = beartype(  # type: ignore[attr-defined]
-    conf=BeartypeConf(hint_overrides=FrozenDict({Self: Any}))
+    conf=BeartypeConf(is_pep484_tower=True, hint_overrides=FrozenDict({Self: Any}))
 )
 sys.modules[_checker.__name__] = _checker
 if any(name.split(".")[0] == "perturbdiff" for name in sys.modules):

@@ -198,4 +198,4 @@ def warn_labels(levels: dict[str, tuple[str, ...]], conditions: dict[Condition, 
     with_control = {condition.context for condition in conditions if condition.is_control}
     without = sorted({c.context for c in conditions} - with_control)
     if without:
-        logger.warning("%d contexts have no control cells: %s", len(without), listed(without))
+        logger.warning("%d context(s) have no control cells: %s", len(without), listed(without))
