@@ -11,8 +11,10 @@ from perturbdiff.prior._baselines import (
     NearestContext,
 )
 from perturbdiff.prior._carried import CarriedLogRatio, MixtureLogRatio, SimilarityShift
+from perturbdiff.prior._effect import EffectPrior
 from perturbdiff.prior._pairs import optimal_partners
 from perturbdiff.prior._response import apply_log_ratio, log_ratio, shifted_cells
+from perturbdiff.prior._ridge import GeneRidge
 from perturbdiff.prior._summary import (
     ConditionSummary,
     ContextSummary,
@@ -48,6 +50,8 @@ __all__ = [
     "ConditionSummary",
     "ContextSummary",
     "CopyControl",
+    "EffectPrior",
+    "GeneRidge",
     "MeanShift",
     "MixtureLogRatio",
     "NearestContext",

@@ -82,6 +82,23 @@ class CarriedLogRatio(SimilarityShift):
         return apply_log_ratio(question.context.mean, share @ ratio)
 
 
+class ClassifierCache:
+    """Classifiers by the contexts they tell apart, since many questions ask for the same ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, ...], ...], ContextClassifier] = {}
+
+    def shares(
+        self, context: ContextSummary, others: Sequence[ContextSummary]
+    ) -> dict[tuple[str, ...], float]:
+        """Average probability of each of the other contexts for the cells of this one."""
+        distinct = {other.covariates: other for other in others}
+        key = tuple(sorted(distinct))
+        if key not in self._known:
+            self._known[key] = ContextClassifier([distinct[name] for name in key])
+        return self._known[key].shares(context)
+
+
 class MixtureLogRatio(Baseline):
     """Log-ratios weighted by seeing the context as a mixture of known ones.
 
@@ -91,23 +108,18 @@ class MixtureLogRatio(Baseline):
 
     name = "mixture_log_ratio"
 
-    def _learn(self) -> None:
-        self._classifiers: dict[tuple[tuple[str, ...], ...], ContextClassifier] = {}
+    def __init__(self, *, classifiers: ClassifierCache | None = None) -> None:
+        super().__init__()
+        self._given = classifiers
 
-    def _classifier(self, contexts: Sequence[ContextSummary]) -> ContextClassifier:
-        key = tuple(context.covariates for context in contexts)
-        if key not in self._classifiers:
-            self._classifiers[key] = ContextClassifier(contexts)
-        return self._classifiers[key]
+    def _learn(self) -> None:
+        self._classifiers = self._given if self._given is not None else ClassifierCache()
 
     def shares(
         self, question: PriorQuestion, donors: Sequence[ConditionSummary]
     ) -> Float[np.ndarray, " donors"]:
         """Weights of the donors, summing to one."""
-        contexts = {donor.context.covariates: donor.context for donor in donors}
-        share = self._classifier([contexts[key] for key in sorted(contexts)]).shares(
-            question.context
-        )
+        share = self._classifiers.shares(question.context, [donor.context for donor in donors])
         weight = np.array([share[donor.context.covariates] for donor in donors])
         return normalised(weight * size_shares(donors) * number_shares(donors, question))
 
