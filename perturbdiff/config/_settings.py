@@ -118,8 +118,8 @@ class SampleConfig:
 
     sampler: SamplerName = "dpmpp_2m"
     n_steps: int = 18
-    sigma_min: float = 0.02
-    sigma_max: float = 20.0
+    sigma_min: float = 0.05
+    sigma_max: float = 10.0
     rho: float = 7.0
     guidance_scale: float = 1.0
     set_size: int = 32

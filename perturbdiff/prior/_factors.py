@@ -56,7 +56,7 @@ def copula_scores(
     deviation: Float[Tensor, "cells genes"],
     noise: Float[Tensor, "cells genes"],
     *,
-    dependence: float,
+    dependence: Float[Tensor, " genes"],
 ) -> Float[Tensor, "cells genes"]:
     """Normal scores of responses: a part that the cell's genes share, and a part of their own.
 
@@ -67,10 +67,10 @@ def copula_scores(
     noise
         Standard normal, independent over cells and genes.
     dependence
-        Correlation between score and deviation, from 0 to 1.
+        Correlation between score and deviation of each gene, from 0 to 1.
 
     Returns
     -------
     ``dependence · deviation + √(1 − dependence²) · noise``.
     """
-    return dependence * deviation + (1 - dependence**2) ** 0.5 * noise
+    return dependence * deviation + (1 - dependence.square()).sqrt() * noise

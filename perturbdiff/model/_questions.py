@@ -1,0 +1,94 @@
+"""A question about one condition, with its control cells as arrays.
+
+N control cells, G genes, K principal axes.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from perturbdiff._random import stream_key, uniform
+from perturbdiff.data import Cells, Condition
+from perturbdiff.model._training_data import question_of
+from perturbdiff.prior import ContextSummary, PriorQuestion, summarise_context
+
+
+@dataclass(frozen=True, eq=False)
+class Controls:
+    """Control cells of one context, in the order of their names."""
+
+    cells: Cells
+    context: tuple[str, ...]
+    loadings: Float[np.ndarray, "genes axes"]
+    mean: Float[np.ndarray, " genes"]  # of training cells
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @cached_property
+    def summary(self) -> ContextSummary:
+        """What the priors look at."""
+        axes = self.cells.log1p @ self.loadings - self.mean @ self.loadings
+        return summarise_context(self.cells.log1p, axes, covariates=self.context)
+
+    @cached_property
+    def centred_axes(self) -> Float[np.ndarray, "cells axes"]:
+        """Cells in principal axes, less their mean."""
+        axes = self.cells.log1p @ self.loadings
+        return np.asarray(axes - axes.mean(0))
+
+    def counts(self, rows: Int[Tensor, " cells"]) -> Int[Tensor, "cells genes"]:
+        """Counts of some of the cells, dense."""
+        assert self.cells.counts is not None  # asked for only where counts can be drawn
+        return torch.from_numpy(self.cells.counts[rows.numpy()].toarray().astype(np.int64))
+
+    def library_size(self, rows: Int[Tensor, " cells"]) -> Float[Tensor, " cells"]:
+        """Counts of each cell over all measured genes."""
+        assert self.cells.library_size is not None
+        return torch.from_numpy(self.cells.library_size[rows.numpy()].astype(np.float64))
+
+    def question(self, condition: Condition) -> PriorQuestion:
+        """What the priors are asked."""
+        return question_of(condition, self.summary)
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of the cells: names, counts and library sizes."""
+        content = blake2b(digest_size=16)
+        content.update("\0".join(self.cells.names).encode())
+        for matrix in (self.cells.log1p, self.cells.counts):
+            if matrix is not None:
+                for part in (matrix.data, matrix.indices, matrix.indptr):
+                    content.update(np.ascontiguousarray(part).tobytes())
+        return content.hexdigest()
+
+
+def partner_rows(
+    n_controls: int, n_cells: int, *, seed: int, condition: str
+) -> Int[Tensor, " cells"]:
+    """Control partner of each generated cell.
+
+    All controls are used once, in an order of this seed and condition, before any is used again;
+    the first cells have the same partners however many are asked for.
+    """
+    orders = [
+        uniform(
+            torch.tensor([stream_key(seed, "partners", condition, turn)]), torch.arange(n_controls)
+        )[0].argsort(stable=True)
+        for turn in range(-(-n_cells // n_controls))
+    ]
+    return torch.cat(orders)[:n_cells]
+
+
+def shown_controls(
+    n_controls: int, n_shown: int, *, seed: int, context: tuple[str, ...]
+) -> Int[Tensor, " shown"]:
+    """Control cells that the network is shown: the same for all sets and perturbations."""
+    key = torch.tensor([stream_key(seed, "shown controls", *context)])
+    order = uniform(key, torch.arange(n_controls))[0].argsort(stable=True)
+    return order[:n_shown]
