@@ -105,7 +105,8 @@ def mmd(
 
     Gretton et al. 2012, equation 3, with ``k(x, y) = exp(-|x - y|^2 / (2 h^2))``. The bandwidth
     ``h`` is the median distance between *true* cells, so that two predictions of one condition
-    meet the same kernel.
+    meet the same kernel. It is bounded (0 to 2): once clouds are far apart by that width, a wide
+    cloud can score better than a narrow one that is nearer, so read it beside the energy distance.
 
     Parameters
     ----------

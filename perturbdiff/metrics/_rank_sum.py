@@ -15,6 +15,7 @@ from scipy.stats import false_discovery_control
 
 from perturbdiff._errors import MetricError, listed
 from perturbdiff.metrics._intake import (
+    FLAT,
     Cells,
     Matrix,
     dense,
@@ -117,9 +118,10 @@ def table_of(
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         fold_G = np.log2((mean_G + pseudo_count) / (control_mean_G + pseudo_count))
+    unchanged_G = np.isnan(fold_G) | (np.abs(fold_G) <= FLAT)  # silent on both sides, or rounding
     statistic_G, p_value_G = _rank_sum(treated, control)
     return DETable(
-        log2_fold_change=np.where(np.isnan(fold_G), 0.0, fold_G),  # silent on both sides
+        log2_fold_change=np.where(unchanged_G, 0.0, fold_G),
         p_value=p_value_G,
         fdr=false_discovery_control(p_value_G),
         statistic=statistic_G,

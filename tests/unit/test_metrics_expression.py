@@ -54,6 +54,12 @@ def test_fold_changes_by_hand():
     np.testing.assert_allclose(finite, [np.log2(4 / np.sqrt(2)), np.log2(3 / 9), np.log2(1 / 6), 0])
 
 
+def test_equal_means_have_no_sign_from_rounding():
+    values = np.random.default_rng(0).random((50, 8))
+    table_of_rows = rank_genes(np.flip(values, 0).copy(), values)
+    assert (table_of_rows.log2_fold_change == 0).all()
+
+
 def test_overlap_and_direction_by_hand():
     true = table([3, -2, 1, 0.5, 9], [0.01, 0.01, 0.01, 0.01, 0.5])
     pred = table([2, 5, 1, 0.1, 7], [0.01, 0.01, 0.9, 0.01, 0.01])
