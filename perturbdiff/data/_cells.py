@@ -1,6 +1,6 @@
 """Cells inside the door: arrays in canonical order, and the names they came with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -85,7 +85,7 @@ class Cells:
             condition=condition.astype(np.int64),
         )
 
-    def select(self, genes: Sequence[str]) -> Self:
+    def select(self, genes: Iterable[str]) -> Self:
         """The same cells on some of their genes; library sizes stay those of all measured genes.
 
         Raises
@@ -93,7 +93,7 @@ class Cells:
         GeneError
             When a gene is not among them.
         """
-        columns, names = align_genes(self.genes, genes)
+        columns, names = align_genes(self.genes, tuple(genes))
         return replace(
             self,
             log1p=pick_columns(self.log1p, columns),

@@ -203,7 +203,9 @@ def _from_dense(values: Any, rows: Int[np.ndarray, " cells"] | None) -> sp.csr_a
         values, rows = values[rows], None
     step = max(1, BLOCK // max(1, values.shape[1]))
     starts = range(0, max(1, values.shape[0]), step)
-    blocks = [sp.csr_array(np.asarray(values[start : start + step])) for start in starts]
+    dtype = values.dtype.newbyteorder("=")
+    dtype = np.dtype(np.float32) if dtype == np.float16 else dtype  # sparse arrays know no float16
+    blocks = [sp.csr_array(np.asarray(values[at : at + step], dtype=dtype)) for at in starts]
     matrix = sp.csr_array(sp.vstack(blocks, format="csr")) if len(blocks) > 1 else blocks[0]
     return matrix if rows is None else sp.csr_array(matrix[rows])
 

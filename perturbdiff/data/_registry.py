@@ -1,6 +1,6 @@
 """The registry: what the columns and genes of the training file mean, as a value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self, cast
 
@@ -189,7 +189,7 @@ class Registry:
 
     def with_genes(
         self,
-        names: Sequence[str],
+        names: Iterable[str],
         *,
         mean: Float[np.ndarray, " genes"] | Sequence[float] = (),
         scale: Float[np.ndarray, " genes"] | Sequence[float] = (),

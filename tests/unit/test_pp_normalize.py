@@ -16,7 +16,7 @@ def test_values_by_hand_and_what_is_written():
     adata = ad.AnnData(X=np.array([[3, 1], [0, 2]], np.float32))
     assert pp.normalize(adata) is None
     expected = np.log1p([[7500, 2500], [0, 1e4]]).astype(np.float32)
-    assert (adata.X == expected).all()
+    np.testing.assert_array_equal(adata.X, expected)
     assert adata.obs["library_size"].tolist() == [4, 2]
     assert adata.uns["perturbdiff"] == {"scale": "log1p_cp10k"}
 
