@@ -68,8 +68,7 @@ def normalize(
         measured=tuple(adata.var_names),
         rows=np.arange(adata.n_obs),
     )
-    if sizes is None:  # only log values have none
-        raise AssertionError
+    assert sizes is not None  # only log values have none
     if n_empty := int((np.diff(counts.indptr) == 0).sum()):
         logger.warning("%d of %d cells have no counts at all and stay zero", n_empty, adata.n_obs)
     stored = adata.X if layer is None else adata.layers[layer]

@@ -1,0 +1,63 @@
+"""What may import what, and what importing must not do."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "perturbdiff"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_layer_imports_only_from_lower_ones(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    failed = lint_imports(no_cache=True, no_logo=True)
+    assert not failed, capsys.readouterr().out
+
+
+LIGHT = {
+    "perturbdiff": ("torch", "lightning", "matplotlib", "scanpy", "torchmetrics", "anndata"),
+    "perturbdiff.data": ("torch", "lightning", "matplotlib", "scanpy"),
+    "perturbdiff.pp": ("torch", "lightning", "matplotlib", "scanpy"),
+    "perturbdiff.pl": ("torch", "lightning", "scanpy"),
+    "perturbdiff.tl": ("matplotlib",),
+    "perturbdiff.cli": ("torch", "lightning", "matplotlib", "scanpy", "anndata"),
+}
+
+
+def exists(module):
+    path = ROOT.joinpath(*module.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("module", [name for name in LIGHT if exists(name)])
+def test_importing_is_silent_and_light(module):
+    code = f"import sys, {module}; print(*sorted(set({LIGHT[module]!r}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_imports_from_the_package_root(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import, line {node.lineno}"
+            assert node.module != "perturbdiff", f"import from the root, line {node.lineno}"
+        elif isinstance(node, ast.Import):
+            assert "perturbdiff" not in {alias.name for alias in node.names}
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / "py.typed").exists()
