@@ -13,6 +13,7 @@ from scipy import sparse
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownLevelError
+from perturbdiff._logging import logger
 from perturbdiff.data.datasets._expectation import CountNoise, mean_log1p_curve, normal_nodes
 from perturbdiff.data.datasets._world import REFERENCE_HOURS, SimulationConfig, World, draw_world
 
@@ -146,7 +147,7 @@ class Simulation:
         UnknownLevelError
             Where a perturbation, cell type or donor is not part of the simulation.
         """
-        return self._draw(treatment, n_cells, stream=f"sample {seed}")
+        return _checked(self._draw(treatment, n_cells, stream=f"sample {seed}"))
 
     @cached_property
     def _curve(self) -> Callable[[np.ndarray], np.ndarray]:
@@ -221,14 +222,14 @@ def simulated(config: SimulationConfig | None = None, *, seed: int = 0) -> Simul
         e_g &= \sum_q R_{gq}\, \Gamma_{cq} \Big( \sum_{m \in M} a_{mq} + \kappa \sum_{m < n}
             g_m g_n \big( \beta [q = Q] - \tfrac12 (a_{mq} + a_{nq}) \big) \Big)
 
-    The activities ``a_m`` are proportional to a linear map of the perturbation's features, with
-    norm ``effect_size``, so that effects of unseen perturbations can be learned. The last feature
-    is the gate ``g_m``, 1 for the interacting half: two of those damp each other and switch on a
-    program of their own, ``beta = effect_size``. All other pairs are additive in log-rate,
+    The activities ``a_m`` are a linear map of the perturbation's features, of norm
+    ``effect_size``, so that effects of unseen perturbations can be learned. The last feature is
+    the gate ``g_m``, 1 for the interacting half: two of those damp each other and switch on a
+    program ``Q`` of their own, ``beta = effect_size``. All other pairs are additive in log-rate,
     exactly. The gain of a context is ``exp`` of a linear function of its latent centre, which its
-    control cells show. ``h(u) = 2 u / (1 + u)`` is 1 at dose 1; ``k(t)`` is proportional to ``1 -
-    2 ** (-t / 4)`` and 1 at 24 hours. With ``responder_share`` below 1 only cells high along the
-    state program 0 respond.
+    control cells show. The dose curve ``h(u) = 2 u / (1 + u)`` is 1 at dose 1; the time course
+    ``k(t) = (1 - 2 ** (-t / 4)) / (1 - 2 ** -6)`` is 1 at 24 hours. With ``responder_share``
+    below 1 only cells high along the state, program 0, respond.
 
     Parameters
     ----------
@@ -279,7 +280,7 @@ def simulated(config: SimulationConfig | None = None, *, seed: int = 0) -> Simul
         columns=[f"feature_{i + 1}" for i in range(world.features.shape[1])],
     )
     adata.uns[UNS_KEY] = {"scale": "counts"}
-    return Simulation(adata, config, world, treatments, seed)
+    return Simulation(_checked(adata), config, world, treatments, seed)
 
 
 def _design(config: SimulationConfig, world: World) -> tuple[Treatment, ...]:
@@ -299,6 +300,19 @@ def _design(config: SimulationConfig, world: World) -> tuple[Treatment, ...]:
         treatments += [Treatment("dosed", context, dose=dose) for dose in config.doses]
         treatments += [Treatment("timed", context, hours=time) for time in config.hours]
     return tuple(treatments)
+
+
+def _checked(adata: AnnData) -> AnnData:
+    full = (np.asarray(adata.X.sum(1)).ravel() >= adata.obs["library_size"].to_numpy()).sum()
+    if full:
+        logger.warning(
+            "%d of %d simulated cells have more counts in the panel than they were to have in all: "
+            "their library_size is raised, and the stated means are not exact for them. "
+            "Lower effect_size or panel_share, or take more genes.",
+            full,
+            adata.n_obs,
+        )
+    return adata
 
 
 def _strength(treatment: Treatment) -> float:

@@ -42,7 +42,7 @@ class SimulationConfig:
     hours
         Times of the perturbation ``timed``; empty leaves it out.
     effect_size
-        Factor on all responses, in natural log-rate.
+        Factor on all responses, in natural log-rate; far above 1 library sizes grow unrealistic.
     interaction
         Strength of the interaction of interacting pairs; 0 makes every pair additive.
     responder_share
@@ -169,19 +169,20 @@ def draw_world(config: SimulationConfig, rng: np.random.Generator) -> World:
     names += ("dosed",) * bool(config.doses) + ("timed",) * bool(config.hours)
     spread_L = np.r_[1.0, np.full(N_PROGRAMS - 1, 0.4)]
     loadings_GL = _loadings(rng, config.n_genes, N_PROGRAMS, density=0.25, sd=0.6)
-    centre_CL = rng.normal(0.0, 1.0, (config.n_contexts, N_PROGRAMS))
+    centre_CL = rng.standard_normal((config.n_contexts, N_PROGRAMS)).clip(-1.5, 1.5)
     centre_CL[:, 0] = 0.0
-    base_CG = rng.normal(0.0, 1.4, config.n_genes) + centre_CL @ loadings_GL.T
+    # Clipped, here and for loadings, so that no gene may swallow a cell's counts.
+    level_G = 1.4 * rng.standard_normal(config.n_genes).clip(-np.inf, 1.5)
+    base_CG = level_G + centre_CL @ loadings_GL.T
     donor_DG = rng.normal(0.0, config.donor_effect, (config.n_donors, config.n_genes))
     variance_G = (loadings_GL**2) @ spread_L**2
     mass_CG = np.exp(base_CG + variance_G / 2) * np.exp(donor_DG).mean(0)
     base_CG += np.log(config.panel_share / mass_CG.sum(1, keepdims=True))
     features_PF = _features(config, len(names), rng)
+    # An orthogonal map: all perturbations are equally strong, effects are linear in features.
     activity_PQ = np.zeros((len(names), N_RESPONSES))
-    activity_PQ[:, :-1] = features_PF[:, :-1] @ rng.normal(
-        0.0, 1.0, (N_FEATURES - 1, N_RESPONSES - 1)
-    )
-    activity_PQ /= np.linalg.norm(activity_PQ, axis=1, keepdims=True)
+    mixing_FQ = np.linalg.qr(rng.normal(0.0, 1.0, (N_FEATURES - 1, N_RESPONSES - 1)))[0]
+    activity_PQ[:, :-1] = features_PF[:, :-1] @ mixing_FQ
     gain_LQ = rng.normal(0.0, 0.35 / np.sqrt(N_PROGRAMS - 1), (N_PROGRAMS, N_RESPONSES))
     return World(
         perturbations=names,
@@ -202,13 +203,13 @@ def draw_world(config: SimulationConfig, rng: np.random.Generator) -> World:
 def _loadings(
     rng: np.random.Generator, rows: int, columns: int, *, density: float, sd: float
 ) -> np.ndarray:
-    # Clipped at 1.5 standard deviations: no single gene may swallow a cell's counts.
     value = sd * rng.standard_normal((rows, columns)).clip(-1.5, 1.5)
     return value * (rng.random((rows, columns)) < density)
 
 
 def _features(config: SimulationConfig, n: int, rng: np.random.Generator) -> np.ndarray:
     features_PF = rng.normal(0.0, 1.0, (n, N_FEATURES))
+    features_PF /= np.linalg.norm(features_PF[:, :-1], axis=1, keepdims=True)
     gate_P = np.zeros(n)
     gate_P[config.n_perturbations // 2 : config.n_perturbations] = 1.0
     # Of the unseen perturbations every second one belongs to the interacting half.
