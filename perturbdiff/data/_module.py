@@ -40,9 +40,7 @@ class SetDataModule(L.LightningDataModule):
         super().__init__()
         self.config = config or TrainConfig()
         self.train = SetDataset(train, self.config, seed=seed)
-        self.validation = (
-            SetDataset(validation, self.config, seed=seed + 1) if validation else None
-        )
+        self.validation = SetDataset(validation, self.config, seed=seed + 1) if validation else None
 
     def train_dataloader(self) -> DataLoader[SetBatch]:
         """``check_every`` batches an epoch; each process takes its own sets."""

@@ -56,7 +56,9 @@ class SetDataset(Dataset[SetBatch]):
         When there is nothing to learn from.
     """
 
-    def __init__(self, populations: Sequence[Population], config: TrainConfig, *, seed: int) -> None:
+    def __init__(
+        self, populations: Sequence[Population], config: TrainConfig, *, seed: int
+    ) -> None:
         if not populations:
             msg = "There is no treated population to learn from: every condition is held out."
             raise SplitError(msg)

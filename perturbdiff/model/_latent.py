@@ -165,5 +165,3 @@ def latent_populations(
 
 def _float32(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-
-

@@ -76,7 +76,7 @@ class ResponsePlan:
         )
 
 
-def solve_response(  # noqa: PLR0913 - the pilot's cells, and what they must meet
+def solve_response(
     deviation: Float[Tensor, "cells genes"],
     draws: CellDraws,
     *,
@@ -130,6 +130,10 @@ class PlanCache:
 
     def __len__(self) -> int:
         return len(self._plans)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._plans.clear()
 
     def get(self, key: tuple[object, ...]) -> tuple[Tensor, ResponsePlan] | None:
         """Pilot's latent responses and plan, if they are still there."""

@@ -1,26 +1,32 @@
 """Sampling latent responses of sets: which sets, in which batches, with which noise.
 
-B sets, S cells, R control cells, K latent axes.
+B sets, S cells, R shown control cells, K latent axes.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from perturbdiff._batch import Context, Denoiser
 from perturbdiff._random import cell_keys
 from perturbdiff.config import SampleConfig
 from perturbdiff.data import Condition
-from perturbdiff.diffusion import State, karras_schedule, sample
+from perturbdiff.diffusion import Preconditioned, State, karras_schedule, sample
+from perturbdiff.guidance import ClassifierFreeGuidance, CountCalls, wrap
 from perturbdiff.model._latent import Vocabulary
+from perturbdiff.nn import SetDenoiser
 
 SETS_AT_ONCE = 64
+_MEMORIES = 256
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LatentTask:
     """One condition to sample: what is the same for all its sets."""
 
@@ -29,67 +35,133 @@ class LatentTask:
     shown: Int[Tensor, " shown"]  # rows that the network is shown
     partners: Int[Tensor, " cells"]  # row of the partner of each generated cell
     shift: Float[Tensor, " latent"]
+    digest: str  # of the control cells
 
-    def context(self, sets: Sequence[int], vocabulary: Vocabulary, config: SampleConfig) -> Context:
-        """Context of some of the sets, on the CPU."""
-        n_sets, size = len(sets), config.set_size
-        cells = torch.tensor(sets)[:, None] * size + torch.arange(size)
-        shown = self.control[self.shown]
-
-        def same(value: Tensor) -> Tensor:
-            return value.expand(n_sets, *value.shape)
-
-        return Context(
-            partner=self.control[self.partners[cells]],
-            has_partner=torch.ones(n_sets, dtype=torch.bool),
-            control=same(shown),
-            control_mask=torch.ones(n_sets, len(shown), dtype=torch.bool),
-            mask=torch.ones(n_sets, size, dtype=torch.bool),
-            shift=same(self.shift),
-            members=same(vocabulary.members(self.condition)),
-            features=same(vocabulary.numbers(self.condition)),
-            covariates=same(vocabulary.covariates(self.condition)),
-            conditional=torch.ones(n_sets, dtype=torch.bool),
-        )
+    def keys(self, sets: Sequence[int], config: SampleConfig, seed: int) -> Tensor:
+        """Noise stream of every cell of some sets."""
+        return cell_keys(seed, self.condition.name, list(sets), n_cells=config.set_size)
 
 
-@torch.inference_mode()
-def sample_sets(
-    denoise: Denoiser,
-    contexts: Context,
-    keys: Int[Tensor, "sets cells"],
-    config: SampleConfig,
-) -> Float[Tensor, "sets cells latent"]:
-    """Sample sets along the schedule, some at a time.
+@dataclass(eq=False)
+class LatentSampler:
+    """Samples latent responses; encodes the control cells of a context once.
 
     Parameters
     ----------
-    denoise
-        Denoiser with guidance around it.
-    contexts
-        Control cells already encoded.
-    keys
-        Noise stream of each cell.
-    config
-        Sampler and schedule.
-
-    Returns
-    -------
-    Latent responses, on the device of the contexts.
+    denoiser
+        Trained weights.
+    vocabulary
+        Codes of conditions.
+    n_shown
+        Control cells that the network is shown.
     """
-    schedule = karras_schedule(config.n_steps, config.sigma_min, config.sigma_max, rho=config.rho)
-    width = contexts.partner.shape[-1]
-    parts = []
-    for start in range(0, len(keys), SETS_AT_ONCE):
-        part = slice(start, start + SETS_AT_ONCE)
-        state = State.initial(keys[part], width, config.sigma_max)
-        done = sample(denoise, state, schedule, contexts[part], sampler=config.sampler)
-        parts.append(done.x)
-    return torch.cat(parts)
 
+    denoiser: Preconditioned
+    vocabulary: Vocabulary
+    n_shown: int
+    _memory: OrderedDict[tuple[object, ...], Tensor] = field(default_factory=OrderedDict)
 
-def set_keys(
-    seed: int, condition: Condition, sets: Sequence[int], *, size: int, device: torch.device
-) -> Int[Tensor, "sets cells"]:
-    """Noise stream of every cell of some sets of a condition."""
-    return cell_keys(seed, condition.name, list(sets), n_cells=size, device=device)
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.denoiser.sigma_data.device
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        tasks: Sequence[LatentTask],
+        sets: Sequence[Sequence[int]],
+        config: SampleConfig,
+        *,
+        seed: int,
+    ) -> tuple[list[Float[Tensor, "sets cells latent"]], int]:
+        """Latent responses of some sets of each task, and the network calls made.
+
+        Parameters
+        ----------
+        tasks
+            Conditions.
+        sets
+            Numbers of the sets wanted of each.
+        config
+            Sampler, schedule, guidance.
+        seed
+            Of all noise.
+
+        Returns
+        -------
+        One tensor a task, and the number of calls of the network.
+        """
+        calls = CountCalls()
+        denoise = wrap(self.denoiser, calls, ClassifierFreeGuidance(config.guidance_scale))
+        schedule = karras_schedule(
+            config.n_steps, config.sigma_min, config.sigma_max, rho=config.rho
+        )
+        wanted = [(task, number) for task, numbers in enumerate(sets) for number in numbers]
+        done: list[list[Tensor]] = [[] for _ in tasks]
+        for start in range(0, len(wanted), SETS_AT_ONCE):
+            chunk = [
+                (task, [number for _, number in group])
+                for task, group in groupby(wanted[start : start + SETS_AT_ONCE], lambda x: x[0])
+            ]
+            x = self._run(denoise, schedule, [(tasks[t], n) for t, n in chunk], config, seed)
+            for (task, _), part in zip(chunk, x, strict=True):
+                done[task].append(part)
+        width = len(self.denoiser.network.control.weight[0])  # type: ignore[union-attr,index]
+        empty = torch.zeros(0, config.set_size, width, device=self.device)
+        return [torch.cat(parts) if parts else empty for parts in done], calls.nfe
+
+    def _run(
+        self,
+        denoise: Denoiser,
+        schedule: Tensor,
+        chunk: Sequence[tuple[LatentTask, list[int]]],
+        config: SampleConfig,
+        seed: int,
+    ) -> list[Tensor]:
+        """Sample one batch of sets."""
+        most = max(len(task.condition.members) for task, _ in chunk)
+        context = Context.join(
+            [self._context(task, sets, config, most_members=most) for task, sets in chunk]
+        )
+        keys = torch.cat([task.keys(sets, config, seed) for task, sets in chunk]).to(self.device)
+        state = State.initial(keys, context.partner.shape[-1], config.sigma_max)
+        x = sample(denoise, state, schedule, context, sampler=config.sampler).x
+        return list(x.split([len(sets) for _, sets in chunk]))
+
+    def _context(
+        self, task: LatentTask, sets: list[int], config: SampleConfig, *, most_members: int
+    ) -> Context:
+        """Context of some sets of a task, on the device, control cells encoded."""
+        n_sets, size, vocabulary = len(sets), config.set_size, self.vocabulary
+        cells = torch.tensor(sets)[:, None] * size + torch.arange(size)
+        missing = self.n_shown - len(task.shown)
+        members = vocabulary.members(task.condition)
+        one = Context(
+            partner=torch.zeros(1, size, task.control.shape[1]),
+            has_partner=torch.ones(1, dtype=torch.bool),
+            control=pad(task.control[task.shown], (0, 0, 0, missing))[None],
+            control_mask=(torch.arange(self.n_shown) < len(task.shown))[None],
+            mask=torch.ones(1, size, dtype=torch.bool),
+            shift=task.shift[None],
+            members=pad(members, (0, most_members - len(members)))[None],
+            features=vocabulary.numbers(task.condition)[None],
+            covariates=vocabulary.covariates(task.condition)[None],
+            conditional=torch.ones(1, dtype=torch.bool),
+        ).to(self.device)
+        one = replace(one, memory=self._remembered(task, one))
+        many = one[torch.zeros(n_sets, dtype=torch.int64, device=self.device)]
+        return replace(many, partner=task.control[task.partners[cells]].to(self.device))
+
+    def _remembered(self, task: LatentTask, context: Context) -> Tensor:
+        """Encoded control cells of a context, kept for its other perturbations and sets."""
+        key = (task.digest, tuple(task.shown.tolist()), self.device)
+        if key not in self._memory:
+            network: SetDenoiser = self.denoiser.network  # type: ignore[assignment]
+            memory = network.remember(context).memory
+            assert memory is not None  # `remember` fills it
+            self._memory[key] = memory
+            while len(self._memory) > _MEMORIES:
+                self._memory.popitem(last=False)
+        self._memory.move_to_end(key)
+        return self._memory[key]

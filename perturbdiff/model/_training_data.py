@@ -46,7 +46,7 @@ class TrainingData:
         return np.asarray(self.cells.log1p[rows] @ self.loadings - self.mean @ self.loadings)
 
 
-def prepare(  # noqa: PLR0913 - what a user may say about a fit
+def prepare(
     adata: AnnData,
     registry: Registry,
     *,
@@ -89,7 +89,9 @@ def prepare(  # noqa: PLR0913 - what a user may say about a fit
     )
     cells = cells.select(genes)
     mean, loadings = principal_axes(cells.log1p, n_axes)
-    scale = np.sqrt(np.maximum(np.asarray(cells.log1p.multiply(cells.log1p).mean(0)).ravel() - mean**2, 0))
+    scale = np.sqrt(
+        np.maximum(np.asarray(cells.log1p.multiply(cells.log1p).mean(0)).ravel() - mean**2, 0)
+    )
     fitted = registry.with_genes(genes, mean=mean, scale=scale)
     data = TrainingData(
         registry=fitted, cells=cells, mean=mean, loadings=loadings, conditions=(), summaries=(),
@@ -145,9 +147,7 @@ def numbers_of(condition: Condition) -> tuple[float, ...]:
 
 def question_of(condition: Condition, context: ContextSummary) -> PriorQuestion:
     """What the priors are asked about a condition."""
-    return PriorQuestion(
-        members=condition.members, context=context, numbers=numbers_of(condition)
-    )
+    return PriorQuestion(members=condition.members, context=context, numbers=numbers_of(condition))
 
 
 def prior_features(features: Mapping[str, tuple[float, ...]]) -> dict[str, np.ndarray]:

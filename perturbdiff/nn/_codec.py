@@ -4,8 +4,6 @@ Everything is looked up by gene: permuting genes together with the buffers permu
 N cells, G genes, K latent axes.
 """
 
-
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 

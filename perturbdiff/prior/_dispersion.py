@@ -18,8 +18,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from perturbdiff._constants import DEPTH
+from perturbdiff.prior._carried import MixtureLogRatio
+from perturbdiff.prior._donors import find_donors
 from perturbdiff.prior._draws import draw_counts
 from perturbdiff.prior._factors import ResponseFactors
+from perturbdiff.prior._summary import PriorQuestion
 from perturbdiff.prior._transport import solve_transport
 
 GRID = (0.02, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -103,6 +106,30 @@ class ResponseDispersion:
 def information(shift: Float[np.ndarray, " genes"], n_cells: int) -> Float[np.ndarray, " genes"]:
     """How much a condition tells about the dispersion of each gene."""
     return np.asarray(min(float(n_cells), _MOST_INFORMATION) * np.abs(shift))
+
+
+def condition_shares(
+    mixture: MixtureLogRatio, question: PriorQuestion
+) -> Float[np.ndarray, " conditions"]:
+    """How much each training condition counts for a question.
+
+    The same perturbation elsewhere counts as the mixture of contexts says; where there is none,
+    conditions with a member in common, or else all that :func:`find_donors` gives, count alike.
+    """
+    donors = find_donors(mixture.conditions, question)
+    if donors.axis == "context":
+        weight = dict(
+            zip(
+                (donor.key for donor in donors.conditions),
+                mixture.shares(question, donors.conditions),
+                strict=True,
+            )
+        )
+    else:
+        related = [d for d in donors.conditions if set(d.members) & set(question.members)]
+        used = related or donors.conditions
+        weight = {donor.key: 1 / len(used) for donor in used}
+    return np.array([weight.get(condition.key, 0.0) for condition in mixture.conditions])
 
 
 def some_rows(n_cells: int) -> Int[np.ndarray, " rows"]:

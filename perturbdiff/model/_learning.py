@@ -1,0 +1,234 @@
+"""How a set diffusion model is fitted: priors, inner folds, the final run.
+
+N cells, G genes, C training conditions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from perturbdiff._constants import DEPTH
+from perturbdiff._errors import UndefinedBaselineError
+from perturbdiff._logging import logger
+from perturbdiff._random import cell_keys, gene_lanes, uniform
+from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
+from perturbdiff.data import SetDataModule
+from perturbdiff.data._sets import Population
+from perturbdiff.metrics import Projection, centred_energy_distance
+from perturbdiff.model._fitted import Fitted, Target
+from perturbdiff.model._latent import Vocabulary, latent_populations
+from perturbdiff.model._predictor import require_counts
+from perturbdiff.model._questions import Controls
+from perturbdiff.model._training_data import TrainingData, prior_features
+from perturbdiff.prior import EffectPrior, MixtureLogRatio
+from perturbdiff.prior._dispersion import (
+    ResponseDispersion,
+    condition_shares,
+    information,
+    measure_dispersion,
+    some_rows,
+)
+from perturbdiff.train import SetDiffusionTask, choose_steps, train
+from perturbdiff.train._fit import TrainerOptions, two_folds
+
+_FEWEST_CONDITIONS = 4
+_DEPENDENCE = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)
+_USUAL_DEPENDENCE = 0.7
+_JUDGED_CONDITIONS = 4
+_JUDGED_CELLS = 256
+_AXES_OF_DISTANCE = 30
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lesson:
+    """Training data with the priors fitted, ready for networks."""
+
+    data: TrainingData
+    vocabulary: Vocabulary
+    prior: EffectPrior
+    mixture: MixtureLogRatio
+    left_out_means: Float[np.ndarray, "conditions genes"]
+    dispersion: ResponseDispersion
+    populations: list[Population]
+    fitted: Fitted  # with first weights
+
+    @property
+    def enough(self) -> bool:
+        """Whether training conditions can be held out to check."""
+        return len(self.data.conditions) >= _FEWEST_CONDITIONS
+
+
+def new_task(
+    vocabulary: Vocabulary, network: NetworkConfig, config: TrainConfig, *, seed: int
+) -> SetDiffusionTask:
+    """A task with first weights."""
+    registry = vocabulary.registry
+    return SetDiffusionTask(
+        network,
+        config,
+        n_perturbations=len(registry.perturbations),
+        n_features=vocabulary.n_features,
+        covariate_sizes=[len(v) for v in registry.covariates],
+        seed=seed,
+    )
+
+
+def prepare_lesson(
+    data: TrainingData, network: NetworkConfig, config: TrainConfig, *, seed: int
+) -> Lesson:
+    """Fit the priors, measure dispersions, find partners."""
+    require_counts(data.cells)
+    features = prior_features(data.registry.features)
+    vocabulary = Vocabulary.of(data.registry, data.conditions, features)
+    prior = EffectPrior().fit(data.summaries, features=features, seed=seed)
+    mixture = MixtureLogRatio().fit(data.summaries, features=features, seed=seed)
+    try:
+        means = prior.leave_one_out(data.summaries)
+    except UndefinedBaselineError:
+        logger.warning("one training condition: its prior cannot be checked without it")
+        means = np.stack([summary.mean for summary in data.summaries])
+    dispersion = _measure(data, mixture, seed=seed)
+    codec, populations = latent_populations(data, means, vocabulary)
+    task = new_task(vocabulary, network, config, seed=seed)
+    fitted = Fitted(
+        network=network,
+        denoiser=task.averaged.eval(),
+        codec=codec,
+        vocabulary=vocabulary,
+        mean=data.mean,
+        loadings=data.loadings,
+        prior=prior,
+        mixture=mixture,
+        dispersion=dispersion,
+        dependence=_USUAL_DEPENDENCE,
+        n_shown=config.n_controls,
+    )
+    return Lesson(
+        data=data, vocabulary=vocabulary, prior=prior, mixture=mixture, left_out_means=means,
+        dispersion=dispersion, populations=populations, fitted=fitted,
+    )  # fmt: skip
+
+
+def learn(
+    lesson: Lesson,
+    config: TrainConfig,
+    *,
+    options: TrainerOptions,
+    seed: int,
+) -> Fitted:
+    """Choose steps and dependence on inner folds, then train on all conditions."""
+    network, steps = lesson.fitted.network, config.max_steps
+    if lesson.enough:
+        folds = []
+        for kept, out in two_folds(lesson.populations):
+            task = new_task(lesson.vocabulary, network, config, seed=seed)
+            folds.append((task, SetDataModule(kept, out, config=config, seed=seed)))
+        steps = choose_steps(folds, config=config, options=options)
+        judged = [(task, data.validation) for task, data in folds]
+        lesson.fitted.dependence = _choose_dependence(
+            lesson,
+            [(task, {p.name for p in sets.populations}) for task, sets in judged if sets],
+            seed=seed,
+        )
+    else:
+        logger.warning(
+            "only %d training conditions: the number of steps cannot be checked on held-out "
+            "conditions, training runs for train.max_steps = %d",
+            len(lesson.data.conditions),
+            steps,
+        )
+    task = new_task(lesson.vocabulary, network, config, seed=seed)
+    data = SetDataModule(lesson.populations, config=config, seed=seed)
+    train(task, data, steps=steps, options=options)
+    lesson.fitted.denoiser.load_state_dict(task.averaged.state_dict())
+    return lesson.fitted
+
+
+def _measure(data: TrainingData, mixture: MixtureLogRatio, *, seed: int) -> ResponseDispersion:
+    """Response dispersion of every training condition, in the order of the mixture's conditions."""
+    rows_of = dict(zip((s.key for s in data.summaries), data.conditions, strict=True))
+    controls = data.cells.controls()
+    lanes = gene_lanes(data.registry.genes)
+    logs, weights = [], []
+    for summary in mixture.conditions:
+        condition = rows_of[summary.key]
+        own = Controls(
+            data.cells.take(controls[condition.context]),
+            condition.context,
+            data.loadings,
+            data.mean,
+        )
+        rows = torch.from_numpy(some_rows(len(own)))
+        keys = cell_keys(seed, f"dispersion {condition.name}", 0, n_cells=len(rows))
+        score, count = (_stratified(uniform(keys, lanes, step=step)) for step in (1, 0))
+        logs.append(
+            measure_dispersion(
+                own.counts(rows),
+                own.library_size(rows),
+                mean=summary.mean,
+                var=summary.var,
+                score=torch.special.ndtri(score),
+                uniform=count,
+            )
+        )
+        weights.append(information(summary.mean - summary.context.mean, summary.n_cells))
+    return ResponseDispersion(log=np.stack(logs), information=np.stack(weights))
+
+
+def _stratified(uniform_NG: Tensor) -> Tensor:
+    """Evenly spread numbers in the order of random ones."""
+    return (uniform_NG.argsort(0).argsort(0).double() + 0.5) / len(uniform_NG)
+
+
+def _choose_dependence(
+    lesson: Lesson, folds: Sequence[tuple[SetDiffusionTask, set[str]]], *, seed: int
+) -> float:
+    """The dependence at which held-out training conditions have the shape nearest to the truth.
+
+    Cells of the largest conditions of each fold are generated around their true mean, so that shape
+    alone counts, by the network that never saw them.
+    """
+    data, config = lesson.data, SampleConfig()
+    rows, controls = data.cells.conditions(), data.cells.controls()
+    axes = data.loadings[:, :_AXES_OF_DISTANCE]
+    project = Projection(data.mean, axes.T)
+    distance = np.zeros(len(_DEPENDENCE))
+    for task, names in folds:
+        held = [
+            (c, s) for c, s in zip(data.conditions, data.summaries, strict=True) if c.name in names
+        ]
+        held = sorted(held, key=lambda pair: (-len(rows[pair[0]]), pair[0]))[:_JUDGED_CONDITIONS]
+        judge = _with_weights(lesson.fitted, task)
+        for condition, summary in held:
+            own = Controls(
+                data.cells.take(controls[condition.context]), condition.context, data.loadings,
+                data.mean,
+            )  # fmt: skip
+            shares = condition_shares(lesson.mixture, own.question(condition))
+            shares = np.where(
+                [c.key == summary.key for c in lesson.mixture.conditions], 0.0, shares
+            )
+            target = Target(mean=summary.mean, dispersion=lesson.dispersion.predict(shares))
+            truth = project(data.cells.log1p[rows[condition]].toarray())
+            for number, dependence in enumerate(_DEPENDENCE):
+                judge.dependence = dependence
+                judge.plans.clear()
+                drawn, _ = judge.respond(
+                    [condition], [own], [target], n_cells=_JUDGED_CELLS, config=config, seed=seed
+                )
+                counts, size = drawn[0]
+                cells = torch.log1p(counts / size[:, None] * DEPTH).numpy()
+                distance[number] += centred_energy_distance(project(cells), truth, seed=seed)
+    logger.info(
+        "centred energy distance by dependence: %s", dict(zip(_DEPENDENCE, distance, strict=True))
+    )
+    return _DEPENDENCE[int(distance.argmin())]
+
+
+def _with_weights(fitted: Fitted, task: SetDiffusionTask) -> Fitted:
+    """The same model with the averaged weights of a task."""
+    return replace(fitted, denoiser=task.averaged.eval())

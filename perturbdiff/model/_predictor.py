@@ -1,0 +1,153 @@
+"""What all predictors share: a registry, the door in, and the door out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+from anndata import AnnData
+from jaxtyping import Float
+
+from perturbdiff._constants import VERSION
+from perturbdiff._errors import NotFittedError, ScaleError, UndefinedBaselineError
+from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode
+from perturbdiff.model._questions import Controls
+from perturbdiff.prior import Baseline
+
+
+class Predictor(ABC):
+    """Answers what a perturbation does in a context, as cells.
+
+    Parameters
+    ----------
+    registry
+        What the columns and genes of the data mean.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    @classmethod
+    def from_anndata(cls, adata: AnnData, **columns: Any) -> Self:
+        """A predictor for data like this; reads names, labels and declared units only.
+
+        Parameters
+        ----------
+        adata
+            Cells × genes. It is not changed.
+        columns
+            ``perturbation_key``, ``control``, ``covariate_keys``, ``scale``, ``layer``,
+            ``separator``, ``library_size_key``, ``dose_key``, ``time_key``, ``embedding_key``, as
+            in :meth:`Registry.from_anndata`.
+
+        Returns
+        -------
+        A predictor that can be fitted.
+        """
+        return cls(Registry.from_anndata(adata, **columns))
+
+    @abstractmethod
+    def predict(
+        self,
+        adata: AnnData,
+        *,
+        perturbations: Sequence[str],
+        contexts: Sequence[Mapping[str, str]] | None = None,
+        n_cells: int = 256,
+        seed: int = 0,
+    ) -> AnnData:
+        """Predicted cells of every perturbation in every context."""
+
+    def _ask(
+        self,
+        adata: AnnData,
+        perturbations: Sequence[str],
+        *,
+        contexts: Sequence[Mapping[str, str]] | None,
+        n_cells: int,
+        **numbers: Any,
+    ) -> Question:
+        if not self.registry.genes:
+            msg = f"This {type(self).__name__} was not fitted. Call fit(adata) or load a bundle."
+            raise NotFittedError(msg)
+        return ask(
+            adata, self.registry, perturbations=perturbations, contexts=contexts,
+            n_cells=n_cells, new_contexts="infer", **numbers,
+        )  # fmt: skip
+
+
+def require_counts(cells: Cells) -> None:
+    """Refuse cells whose counts cannot be told."""
+    if cells.counts is None or cells.library_size is None:
+        msg = (
+            "Counts are needed to make cells, but the file holds log values without library sizes. "
+            "Give raw counts (scale='counts'), or name a column with each cell's counts over all "
+            "measured genes (library_size_key=...)."
+        )
+        raise ScaleError(msg)
+
+
+def controls_by_context(
+    question: Question, *, loadings: Float[np.ndarray, "genes axes"], mean: np.ndarray
+) -> dict[tuple[str, ...], Controls]:
+    """Control cells of every context that is asked about."""
+    rows = question.controls.controls()
+    contexts = dict.fromkeys(condition.context for condition in question.conditions)
+    return {
+        context: Controls(question.controls.take(rows[context]), context, loadings, mean)
+        for context in contexts
+    }
+
+
+def baseline_means(
+    baselines: Sequence[Baseline], condition: Condition, controls: Controls
+) -> dict[str, Float[np.ndarray, " genes"] | str]:
+    """Mean log1p values that each baseline answers, or the reason why it has none."""
+    answers: dict[str, Float[np.ndarray, " genes"] | str] = {}
+    for baseline in baselines:
+        try:
+            answers[baseline.name] = baseline.predict_mean(controls.question(condition))
+        except UndefinedBaselineError as error:
+            answers[baseline.name] = str(error)
+    return answers
+
+
+def written_baselines(
+    answers: Mapping[Condition, Mapping[str, Float[np.ndarray, " genes"] | str]],
+) -> dict[str, Any]:
+    """Baselines' answers as arrays that can be stored: conditions × genes, NaN where undefined."""
+    stored: dict[str, Any] = {"conditions": [condition.name for condition in answers]}
+    names = dict.fromkeys(name for answer in answers.values() for name in answer)
+    for name in names:
+        rows = [answer[name] for answer in answers.values()]
+        width = next((len(row) for row in rows if not isinstance(row, str)), 0)
+        if width:
+            stored[name] = np.stack(
+                [np.full(width, np.nan) if isinstance(row, str) else row for row in rows]
+            ).astype(np.float32)
+        if reasons := [row for row in rows if isinstance(row, str)]:
+            stored[f"{name}_undefined"] = reasons[0]
+    return stored
+
+
+def answer(
+    parts: Sequence[sp.csr_array],
+    library_sizes: Sequence[np.ndarray] | None,
+    registry: Registry,
+    *,
+    conditions: Sequence[Condition],
+    set_size: int,
+    provenance: Mapping[str, Any],
+) -> AnnData:
+    """Cells of several conditions as one AnnData."""
+    sizes = [part.shape[0] for part in parts]
+    return decode(
+        sp.csr_array(sp.vstack(parts, format="csr")),
+        None if library_sizes is None else np.concatenate(library_sizes),
+        registry,
+        conditions=conditions,
+        condition=np.repeat(np.arange(len(sizes)), sizes),
+        sets=np.concatenate([np.arange(size) // set_size for size in sizes]),
+        provenance={"version": VERSION, **provenance},
+    )

@@ -1,0 +1,193 @@
+"""The set diffusion model as a user holds it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import scipy.sparse as sp
+import torch
+from anndata import AnnData
+
+from perturbdiff._errors import NotFittedError
+from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
+from perturbdiff.data import Condition
+from perturbdiff.data._splits import Holdout
+from perturbdiff.model._fitted import Fitted
+from perturbdiff.model._learning import learn, prepare_lesson
+from perturbdiff.model._predictor import (
+    Predictor,
+    answer,
+    baseline_means,
+    controls_by_context,
+    require_counts,
+    written_baselines,
+)
+from perturbdiff.model._training_data import prepare
+from perturbdiff.train._fit import TrainerOptions
+
+
+class SetDiffusion(Predictor):
+    """Diffusion model whose samples are sets of cells, each cell a set of (gene, value) pairs.
+
+    An effect prior predicts the mean response; the diffusion model, conditioned on control cells,
+    predicts how cells differ around it; counts are made from a control partner's counts by count
+    transport.
+    """
+
+    kind = "set_diffusion"
+    _fitted: Fitted | None = None
+
+    @property
+    def fitted(self) -> Fitted:
+        """What was learnt.
+
+        Raises
+        ------
+        NotFittedError
+            Before ``fit``.
+        """
+        if self._fitted is None:
+            msg = "This SetDiffusion was not fitted. Call fit(adata) or load a bundle."
+            raise NotFittedError(msg)
+        return self._fitted
+
+    def fit(
+        self,
+        adata: AnnData,
+        *,
+        holdout: Holdout | None = None,
+        n_top_genes: int | None = 2000,
+        seed: int = 0,
+        network: NetworkConfig | None = None,
+        train: TrainConfig | None = None,
+        options: TrainerOptions | None = None,
+    ) -> Self:
+        """Learn from the cells that are not held out.
+
+        Parameters
+        ----------
+        adata
+            Control and perturbed cells. It is not changed.
+        holdout
+            Labels to leave out by column, e.g. ``{"cell_type": ["NK"]}``; control cells stay.
+        n_top_genes
+            Highly variable genes to work on, chosen from training cells; ``None`` for all.
+        seed
+            Of first weights and all draws.
+        network, train, options
+            Shape of the network, training, and trainer.
+
+        Returns
+        -------
+        The fitted model itself.
+
+        Raises
+        ------
+        SplitError, LabelError, UnknownLevelError
+            When nothing is left to learn from, or a label is unknown.
+        ScaleError, ExpressionError, GeneError
+            When the expression is not what was declared.
+        """
+        network, config = network or NetworkConfig(), train or TrainConfig()
+        data = prepare(
+            adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
+        )
+        network = _shrunk(network, data.loadings.shape[1])
+        lesson = prepare_lesson(data, network, config, seed=seed)
+        self._fitted = learn(lesson, config, options=options or TrainerOptions(), seed=seed)
+        self.registry, self.split_hash, self.seed = data.registry, data.split_hash, seed
+        return self
+
+    def predict(
+        self,
+        adata: AnnData,
+        *,
+        perturbations: Sequence[str],
+        contexts: Sequence[Mapping[str, str]] | None = None,
+        n_cells: int = 256,
+        seed: int = 0,
+        doses: Sequence[float] | None = None,
+        times: Sequence[float] | None = None,
+        sample: SampleConfig | None = None,
+    ) -> AnnData:
+        """Predicted cells of every perturbation in every context.
+
+        Parameters
+        ----------
+        adata
+            File with the control cells of the contexts.
+        perturbations
+            Labels; combinations in any order of members.
+        contexts
+            Levels of the covariates; ``None`` for every context with control cells.
+        n_cells
+            Cells of each condition.
+        seed
+            Of all noise. A cell depends on it, on its condition and its number, on nothing else.
+        doses, times
+            Where the model was told of such columns.
+        sample
+            Sampler, steps, guidance.
+
+        Returns
+        -------
+        New AnnData: ``X`` log1p of counts per 10,000, ``layers["counts"]``, labels and library
+        size in ``obs``, provenance and the baselines' answers in ``uns["perturbdiff"]``.
+
+        Raises
+        ------
+        UnknownLevelError, LabelError
+            When a perturbation or context is unknown or has no control cells.
+        """
+        config = sample or SampleConfig()
+        question = self._ask(
+            adata, perturbations, contexts=contexts, n_cells=n_cells, doses=doses, times=times
+        )
+        require_counts(question.controls)
+        fitted = self.fitted
+        controls = controls_by_context(question, loadings=fitted.loadings, mean=fitted.mean)
+        own = [controls[condition.context] for condition in question.conditions]
+        targets = [
+            fitted.target(condition, control)
+            for condition, control in zip(question.conditions, own, strict=True)
+        ]
+        drawn, nfe = fitted.respond(
+            question.conditions, own, targets, n_cells=n_cells, config=config, seed=seed
+        )
+        answers: dict[Condition, Any] = {
+            condition: baseline_means(fitted.baselines, condition, control)
+            for condition, control in zip(question.conditions, own, strict=True)
+        }
+        return answer(
+            [sp.csr_array(counts.numpy()) for counts, _ in drawn],
+            [size.numpy() for _, size in drawn],
+            self.registry,
+            conditions=question.conditions,
+            set_size=config.set_size,
+            provenance={
+                "model": self.kind,
+                "seed": seed,
+                "sampler": config.sampler,
+                "n_steps": config.n_steps,
+                "nfe": nfe,
+                "guidance_scale": config.guidance_scale,
+                "constraint_violation": 0.0,
+                "baselines": written_baselines(answers),
+            },
+        )
+
+    def to(self, device: str | torch.device) -> Self:
+        """The model with its network on another device."""
+        self.fitted.denoiser.to(device)
+        self.fitted.codec.to(device)
+        return self
+
+
+def _shrunk(network: NetworkConfig, n_axes: int) -> NetworkConfig:
+    """The same network on no more axes than the data has."""
+    return NetworkConfig(
+        n_axes=min(network.n_axes, n_axes),
+        width=network.width,
+        n_blocks=network.n_blocks,
+        n_heads=network.n_heads,
+        expansion=network.expansion,
+    )
