@@ -99,6 +99,8 @@ def read_cells(
     columns, genes = align_genes(
         measured, registry.genes or registry.measured_genes, missing=missing_genes
     )
+    if extra := len(set(measured) - set(registry.measured_genes)):
+        logger.info("ignored %d genes that the model was not told of", extra)
     matrix = read_matrix(adata, layer, rows=rows.rows)
     check_values(matrix, scale, adata=adata, layer=layer)
     key, panel = registry.library_size_key, registry.measured_genes

@@ -17,7 +17,6 @@ from perturbdiff._errors import (
     UnknownKeyError,
     listed,
 )
-from perturbdiff._logging import logger
 
 BLOCK = 2**24
 """Values of a dense matrix, or stored values of a sparse one, that are worked on at a time."""
@@ -101,7 +100,7 @@ def align_genes(
 
     Returns
     -------
-    Columns, and the names they have. Other genes of the file are ignored with one logged count.
+    Columns, and the names they have.
 
     Raises
     ------
@@ -125,8 +124,6 @@ def align_genes(
             f"{listed(absent)}. Add them, or pass missing_genes='infer'."
         )
         raise GeneError(msg)
-    if extra := len(measured) - len(there):
-        logger.info("ignored %d genes that are not among the %d asked for", extra, len(wanted))
     columns = np.fromiter((position[name] for name in there), np.int64, len(there))
     return columns, there
 
