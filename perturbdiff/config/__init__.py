@@ -1,5 +1,13 @@
 """Settings: frozen dataclasses that check themselves, and their YAML spelling."""
 
+from perturbdiff.config._runs import DataConfig, RunConfig, load_run
 from perturbdiff.config._settings import NetworkConfig, SampleConfig, TrainConfig
 
-__all__ = ["NetworkConfig", "SampleConfig", "TrainConfig"]
+__all__ = [
+    "DataConfig",
+    "NetworkConfig",
+    "RunConfig",
+    "SampleConfig",
+    "TrainConfig",
+    "load_run",
+]

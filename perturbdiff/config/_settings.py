@@ -11,14 +11,16 @@ def _at_least(owner: object, section: str, **least: float) -> None:
     for name, bound in least.items():
         value: Any = getattr(owner, name)
         if not value >= bound:
-            raise ConfigError(f"{section}.{name}", value, rule=f"must be at least {bound}")
+            field = f"{section}.{name}"
+            raise ConfigError(field, value, rule=f"must be at least {bound}")
 
 
 def _share(owner: object, section: str, *names: str) -> None:
     for name in names:
         value: Any = getattr(owner, name)
         if not 0 <= value <= 1:
-            raise ConfigError(f"{section}.{name}", value, rule="must be between 0 and 1")
+            field = f"{section}.{name}"
+            raise ConfigError(field, value, rule="must be between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True)

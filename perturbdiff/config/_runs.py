@@ -1,0 +1,172 @@
+"""A whole run in one place: which data, which network, how to train, how to sample."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from perturbdiff._errors import ConfigError, UnknownKeyError
+from perturbdiff.config._settings import NetworkConfig, SampleConfig, TrainConfig
+from perturbdiff.config._yaml import from_mapping, read_yaml, with_overrides
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Cells to learn from, and what their columns mean.
+
+    Parameters
+    ----------
+    source
+        Path of an ``.h5ad`` file, or the name of a data set of ``ptd.datasets``.
+    perturbation_key, control, covariate_keys, scale, layer, separator, library_size_key
+        As in ``SetDiffusion.from_anndata``.
+    dose_key, time_key, embedding_key
+        Likewise.
+    holdout
+        Labels to leave out of training, by column.
+    n_top_genes
+        Highly variable genes to work on, chosen from training cells; none for all.
+    """
+
+    source: str = ""
+    perturbation_key: str = ""
+    control: tuple[str, ...] = ()
+    covariate_keys: tuple[str, ...] = ()
+    scale: str | None = None
+    layer: str | None = None
+    separator: str | None = "+"
+    library_size_key: str | None = None
+    dose_key: str | None = None
+    time_key: str | None = None
+    embedding_key: str | None = None
+    holdout: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    n_top_genes: int | None = 2000
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What ``from_anndata`` wants to know.
+
+        Raises
+        ------
+        ConfigError
+            When the perturbation column or the control label is not named.
+        """
+        for name in ("perturbation_key", "control"):
+            if not getattr(self, name):
+                field_name = f"data.{name}"
+                raise ConfigError(field_name, getattr(self, name), rule="must be named")
+        names = (
+            "perturbation_key", "control", "covariate_keys", "scale", "layer", "separator",
+            "library_size_key", "dose_key", "time_key", "embedding_key",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One of each kind of settings, and a seed.
+
+    Parameters
+    ----------
+    data, model, train, sample
+        Data, network, training, sampling.
+    n_cells
+        Cells to predict of each condition.
+    seed
+        Of training and of sampling.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: NetworkConfig = field(default_factory=NetworkConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    n_cells: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_cells < 1:
+            raise ConfigError("n_cells", self.n_cells, rule="must be at least 1")
+
+
+_PARTS: dict[str, type] = {
+    "data": DataConfig,
+    "model": NetworkConfig,
+    "train": TrainConfig,
+    "sample": SampleConfig,
+}
+_PLAIN = ("n_cells", "seed")
+
+
+def shipped_configs() -> Path:
+    """Folder of the settings that ship with the package."""
+    with resources.as_file(resources.files("perturbdiff") / "config" / "files") as shipped:
+        # In a checkout they lie beside the package.
+        return shipped if shipped.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> RunConfig:
+    """Settings of a run, from a file or from one that ships with the package.
+
+    Each of the sections ``data``, ``model``, ``train`` and ``sample`` is written out in the file,
+    or is the name of a file in the folder of that name beside the file's own, or of a shipped one.
+
+    Parameters
+    ----------
+    source
+        Path of a YAML file, the name of a shipped run (such as ``demo``), or ``None`` for defaults.
+    overrides
+        Texts such as ``train.max_steps=400``.
+
+    Returns
+    -------
+    Checked settings.
+
+    Raises
+    ------
+    UnknownKeyError, ConfigError
+        When a name, file or value is wrong.
+    """
+    path = None if source is None else _run_path(source)
+    settings = {} if path is None else read_yaml(path)
+    folders = [] if path is None else [path.parent, path.parent.parent]
+    for part in _PARTS:
+        if isinstance(name := settings.get(part), str):
+            settings[part] = read_yaml(_part_path(part, name, folders))
+    settings = with_overrides(settings, overrides)
+    for name in settings:
+        if name not in (*_PARTS, *_PLAIN):
+            raise UnknownKeyError("The run", name, known=[*_PARTS, *_PLAIN])
+    parts = {
+        part: from_mapping(kind, settings[part] or {}, where=part)
+        for part, kind in _PARTS.items()
+        if part in settings
+    }
+    plain = {name: settings[name] for name in _PLAIN if name in settings}
+    for name, value in plain.items():
+        if type(value) is not int:
+            raise ConfigError(name, value, rule="must be a whole number")
+    return RunConfig(**parts, **plain)
+
+
+def _run_path(source: str | Path) -> Path:
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    folder = shipped_configs() / "runs"
+    if not (named := folder / f"{source}.yaml").is_file():
+        known = sorted(file.stem for file in folder.glob("*.yaml"))
+        where = "The folder of shipped runs"
+        raise UnknownKeyError(where, str(source), known=known)
+    return named
+
+
+def _part_path(part: str, name: str, folders: Sequence[Path]) -> Path:
+    """File of a part: beside the run's own, else a shipped one."""
+    places = [folder / part for folder in (*folders, shipped_configs())]
+    for place in places:
+        if (path := place / f"{name}.yaml").is_file():
+            return path
+    known = sorted({file.stem for place in places for file in place.glob("*.yaml")})
+    where = f"The settings of kind {part!r}"
+    raise UnknownKeyError(where, name, known=known)
