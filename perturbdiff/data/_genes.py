@@ -33,7 +33,7 @@ def variable_genes(train: Cells, n_top_genes: int) -> tuple[str, ...]:
     ConfigError
         When fewer than 2 are asked for.
     """
-    import scanpy as sc
+    import scanpy as sc  # noqa: PLC0415 - seconds to import, needed in fit only
 
     if n_top_genes < 2:
         raise ConfigError("n_top_genes", n_top_genes, rule="must be at least 2")

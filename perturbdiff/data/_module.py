@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from perturbdiff._batch import SetBatch
@@ -14,7 +14,7 @@ from perturbdiff.data._sets import EpochSampler, Population, SetDataset
 _VALIDATION_SETS = 128
 
 
-class SetDataModule(L.LightningDataModule):
+class SetDataModule(LightningDataModule):
     """Batches of sets for training, and the same few for every look at held-out populations.
 
     Parameters

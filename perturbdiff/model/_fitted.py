@@ -45,6 +45,17 @@ class Target:
     dispersion: Float[np.ndarray, " genes"]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Population:
+    """All that the cells of one condition are made from."""
+
+    task: LatentTask
+    controls: Controls
+    target: Target
+    config: SampleConfig
+    seed: int
+
+
 @dataclass(kw_only=True, eq=False)
 class Fitted:
     """Weights, priors and axes of a fitted model."""
@@ -131,10 +142,13 @@ class Fitted:
         for task, control, target, name, known, new in zip(
             tasks, controls, targets, names, cached, latent, strict=True
         ):
-            pilot, plan = known or self._solve(task, control, target, new[:n_pilot], config, seed)
+            population = _Population(
+                task=task, controls=control, target=target, config=config, seed=seed
+            )
+            pilot, plan = known or self._solve(population, new[:n_pilot])
             self.plans.put(name, pilot, plan)
             every = torch.cat([pilot, new]) if known else new
-            out.append(self._draw(task, control, every, plan, n_cells, config, seed))
+            out.append(self._draw(population, every, plan, n_cells=n_cells))
         return out, calls
 
     def _task(
@@ -158,56 +172,36 @@ class Fitted:
         )
 
     def _cells(
-        self,
-        task: LatentTask,
-        controls: Controls,
-        latent: Tensor,
-        config: SampleConfig,
-        seed: int,
+        self, population: _Population, latent: Tensor
     ) -> tuple[Tensor, CellDraws, Tensor, Tensor]:
         """Deviations, random numbers, partner counts and library sizes of whole sets."""
-        n_sets = len(latent)
-        keys = task.keys(range(n_sets), config, seed).flatten()
+        task, controls = population.task, population.controls
+        keys = task.keys(range(len(latent)), population.config, population.seed).flatten()
         rows = task.partners[: len(keys)]
         draws = CellDraws.of(keys, self.lanes)
         deviation = self.codec.deviation(latent.flatten(0, 1)).double().cpu()
         return deviation, draws, controls.counts(rows), controls.library_size(rows)
 
-    def _solve(
-        self,
-        task: LatentTask,
-        controls: Controls,
-        target: Target,
-        pilot: Tensor,
-        config: SampleConfig,
-        seed: int,
-    ) -> tuple[Tensor, ResponsePlan]:
-        deviation, draws, counts, library_size = self._cells(task, controls, pilot, config, seed)
-        n_genes = len(target.mean)
+    def _solve(self, population: _Population, pilot: Tensor) -> tuple[Tensor, ResponsePlan]:
+        """The pilot itself, and the plan under which its mean is the target."""
+        deviation, draws, counts, library_size = self._cells(population, pilot)
+        target = torch.from_numpy(population.target.mean)
         plan = solve_response(
             deviation,
             draws,
             counts=counts,
             library_size=library_size,
-            target=torch.from_numpy(target.mean),
-            dispersion=torch.from_numpy(target.dispersion),
-            dependence=torch.full((n_genes,), self.dependence, dtype=torch.float64),
+            target=target,
+            dispersion=torch.from_numpy(population.target.dispersion),
+            dependence=torch.full_like(target, self.dependence),
         )
         return pilot, plan
 
     def _draw(
-        self,
-        task: LatentTask,
-        controls: Controls,
-        latent: Tensor,
-        plan: ResponsePlan,
-        n_cells: int,
-        config: SampleConfig,
-        seed: int,
+        self, population: _Population, latent: Tensor, plan: ResponsePlan, *, n_cells: int
     ) -> tuple[Tensor, Tensor]:
-        n_sets = -(-n_cells // config.set_size)
-        deviation, draws, counts, library_size = self._cells(
-            task, controls, latent[:n_sets], config, seed
-        )
+        """Counts and library sizes of the first cells."""
+        n_sets = -(-n_cells // population.config.set_size)
+        deviation, draws, counts, library_size = self._cells(population, latent[:n_sets])
         drawn = plan.draw(deviation, draws, counts=counts, library_size=library_size)
         return drawn[:n_cells], library_size[:n_cells]

@@ -113,7 +113,7 @@ def _spread(parts: Sequence[np.ndarray]) -> Float[np.ndarray, " axes"]:
     """Root mean square over centred parts, never zero."""
     square = np.sum([(part**2).sum(0) for part in parts], axis=0) / sum(map(len, parts))
     spread = np.sqrt(square)
-    return np.maximum(spread, _FLOOR * max(float(spread.max()), 1e-12))
+    return np.asarray(np.maximum(spread, _FLOOR * max(float(spread.max()), 1e-12)))
 
 
 def latent_populations(

@@ -84,7 +84,7 @@ def solve_response(
     library_size: Float[Tensor, " cells"],
     target: Float[Tensor, " genes"],
     dispersion: Float[Tensor, " genes"],
-    dependence: float,
+    dependence: Float[Tensor, " genes"],
 ) -> ResponsePlan:
     """Plan of a population, from its pilot cells.
 
@@ -97,7 +97,7 @@ def solve_response(
     dispersion
         Response dispersion per gene.
     dependence
-        How closely a cell's genes follow its latent response, from 0 to 1.
+        How closely each gene of a cell follows the cell's latent response, from 0 to 1.
 
     Returns
     -------

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +21,9 @@ from perturbdiff.data import Condition
 from perturbdiff.diffusion import Preconditioned, State, karras_schedule, sample
 from perturbdiff.guidance import ClassifierFreeGuidance, CountCalls, wrap
 from perturbdiff.model._latent import Vocabulary
-from perturbdiff.nn import SetDenoiser
+
+if TYPE_CHECKING:
+    from perturbdiff.nn import SetDenoiser
 
 SETS_AT_ONCE = 64
 _MEMORIES = 256
@@ -104,7 +107,8 @@ class LatentSampler:
                 (task, [number for _, number in group])
                 for task, group in groupby(wanted[start : start + SETS_AT_ONCE], lambda x: x[0])
             ]
-            x = self._run(denoise, schedule, [(tasks[t], n) for t, n in chunk], config, seed)
+            named = [(tasks[t], numbers) for t, numbers in chunk]
+            x = self._run(denoise, named, schedule=schedule, config=config, seed=seed)
             for (task, _), part in zip(chunk, x, strict=True):
                 done[task].append(part)
         width = len(self.denoiser.network.control.weight[0])  # type: ignore[union-attr,index]
@@ -114,8 +118,9 @@ class LatentSampler:
     def _run(
         self,
         denoise: Denoiser,
-        schedule: Tensor,
         chunk: Sequence[tuple[LatentTask, list[int]]],
+        *,
+        schedule: Tensor,
         config: SampleConfig,
         seed: int,
     ) -> list[Tensor]:
@@ -127,7 +132,7 @@ class LatentSampler:
         keys = torch.cat([task.keys(sets, config, seed) for task, sets in chunk]).to(self.device)
         state = State.initial(keys, context.partner.shape[-1], config.sigma_max)
         x = sample(denoise, state, schedule, context, sampler=config.sampler).x
-        return list(x.split([len(sets) for _, sets in chunk]))
+        return list(torch.split(x, [len(sets) for _, sets in chunk]))
 
     def _context(
         self, task: LatentTask, sets: list[int], config: SampleConfig, *, most_members: int

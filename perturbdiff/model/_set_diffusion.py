@@ -1,7 +1,7 @@
 """The set diffusion model as a user holds it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import scipy.sparse as sp
 import torch
@@ -9,7 +9,6 @@ from anndata import AnnData
 
 from perturbdiff._errors import NotFittedError
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
-from perturbdiff.data import Condition
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._fitted import Fitted
 from perturbdiff.model._learning import learn, prepare_lesson
@@ -153,7 +152,7 @@ class SetDiffusion(Predictor):
         drawn, nfe = fitted.respond(
             question.conditions, own, targets, n_cells=n_cells, config=config, seed=seed
         )
-        answers: dict[Condition, Any] = {
+        answers = {
             condition: baseline_means(fitted.baselines, condition, control)
             for condition, control in zip(question.conditions, own, strict=True)
         }

@@ -102,7 +102,7 @@ class CellBlock(nn.Module):
         """Keys and values of control cells for this block."""
         return self.attention.keys_values(self.memory_norm(control_BMD))
 
-    def forward(
+    def forward(  # noqa: PLR0917 - a module's inputs
         self,
         cells_BQD: Float[Tensor, "sets cells width"],
         condition_BD: Float[Tensor, "sets width"],

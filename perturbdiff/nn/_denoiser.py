@@ -81,6 +81,7 @@ class SetDenoiser(nn.Module):
         stream, visible = torch.cat([none_B1D, token_BRD], dim=1), _with_none(context)
         memory = []
         for control_block, cell_block in zip(self.control_blocks, self.cell_blocks, strict=True):
+            assert isinstance(cell_block, CellBlock)
             memory.append(cell_block.remember(stream))
             stream = control_block(stream, visible)
         return replace(context, memory=torch.stack(memory, dim=1))

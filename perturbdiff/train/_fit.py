@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule, Trainer
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
 from perturbdiff._errors import TrainingError
 from perturbdiff._logging import logger
@@ -54,7 +54,7 @@ class _Losses(Callback):
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self.values.append(float(trainer.callback_metrics["val_loss"]))
 
@@ -98,7 +98,7 @@ def train(
     last = None if directory is None else directory / LAST
     resume = last if last is not None and options.resume and last.exists() else None
     with _quiet_lightning():
-        trainer = L.Trainer(
+        trainer = Trainer(
             max_steps=steps,
             accelerator=options.accelerator,
             devices=options.devices,
@@ -169,7 +169,7 @@ def two_folds(populations: Sequence[Population]) -> list[tuple[list[Population],
     return [(halves[1], halves[0]), (halves[0], halves[1])]
 
 
-def _precision(accelerator: str) -> str:
+def _precision(accelerator: str) -> Any:
     on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
 

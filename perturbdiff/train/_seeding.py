@@ -10,5 +10,5 @@ import torch
 def seeded(seed: int) -> Iterator[None]:
     """Draw initial weights from ``seed``; afterwards the global state is what it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         yield

@@ -7,8 +7,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from perturbdiff._batch import SetBatch
@@ -27,7 +28,7 @@ _LOG_MEAN = -0.5
 _LOG_STD = 1.2
 
 
-class SetDiffusionTask(L.LightningModule):
+class SetDiffusionTask(LightningModule):
     """Denoiser, its averaged weights, loss and optimiser; noise belongs to the step, not the state.
 
     Parameters
@@ -108,7 +109,7 @@ class SetDiffusionTask(L.LightningModule):
         """One transfer for the whole batch."""
         return batch.to(device)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with linear warm-up; averaging of the weights stands in for a decay."""
         optimizer = torch.optim.AdamW(
             self.denoiser.parameters(),
