@@ -1,6 +1,8 @@
 """Training for a number of steps, and choosing that number on held-out training conditions."""
 
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from perturbdiff.data._sets import Population
 from perturbdiff.train._task import SetDiffusionTask
 
 LAST = "last.ckpt"
+_LIGHTNINGS_OWN = (r"`isinstance\(treespec, LeafSpec\)` is deprecated",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +90,12 @@ def train(
     Raises
     ------
     TrainingError
-        When weights are no longer finite.
+        When weights are no longer finite, or the checkpoint belongs to another run.
+    KeyboardInterrupt
+        When the user stops it; the last checkpoint is there to go on from.
     """
-    directory = options.checkpoint_dir
-    keep = (
-        [ModelCheckpoint(dirpath=directory, save_last=True, save_top_k=0, every_n_epochs=1)]
-        if directory is not None
-        else []
-    )
-    last = None if directory is None else directory / LAST
-    resume = last if last is not None and options.resume and last.exists() else None
-    with _quiet_lightning():
+    keep = _checkpoints(options.checkpoint_dir)
+    with _quiet_lightning(), _interruptible():
         trainer = Trainer(
             max_steps=steps,
             accelerator=options.accelerator,
@@ -110,11 +108,10 @@ def train(
             enable_model_summary=False,
             gradient_clip_val=1.0,
             num_sanity_val_steps=0,
+            limit_val_batches=0 if data.validation is None else None,
             use_distributed_sampler=False,
         )
-        trainer.fit(task, datamodule=data, ckpt_path=None if resume is None else str(resume))
-    if trainer.interrupted:
-        raise KeyboardInterrupt
+        trainer.fit(task, datamodule=data, ckpt_path=_last_checkpoint(options))
     if not all(bool(weight.isfinite().all()) for weight in task.averaged.parameters()):
         msg = "Training diverged: weights are not finite. Lower train.learning_rate."
         raise TrainingError(msg)
@@ -169,6 +166,28 @@ def two_folds(populations: Sequence[Population]) -> list[tuple[list[Population],
     return [(halves[1], halves[0]), (halves[0], halves[1])]
 
 
+def _checkpoints(directory: Path | None) -> list[Callback]:
+    """Keep the state at the end of each epoch, under one name."""
+    if directory is None:
+        return []
+    return [
+        ModelCheckpoint(
+            dirpath=directory,
+            save_last=True,
+            save_top_k=0,
+            every_n_epochs=1,
+            enable_version_counter=False,
+        )
+    ]
+
+
+def _last_checkpoint(options: TrainerOptions) -> str | None:
+    if options.checkpoint_dir is None or not options.resume:
+        return None
+    last = options.checkpoint_dir / LAST
+    return str(last) if last.exists() else None
+
+
 def _precision(accelerator: str) -> Any:
     on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
@@ -183,6 +202,24 @@ def _quiet_lightning() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PossibleUserWarning)
+            for message in _LIGHTNINGS_OWN:
+                warnings.filterwarnings("ignore", message)  # noqa: TID251 - undone on leaving
             yield
     finally:
         banner.setLevel(level)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let an interruption be one: Lightning ends the process instead, and ignores the next one."""
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if main else None
+    try:
+        yield
+    except SystemExit as stopped:
+        if isinstance(stopped.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from stopped
+        raise
+    finally:
+        if main and handler is not None:
+            signal.signal(signal.SIGINT, handler)

@@ -5,6 +5,7 @@ B sets, S cells, K latent axes.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from perturbdiff._batch import SetBatch
+from perturbdiff._errors import TrainingError
 from perturbdiff._random import cell_keys, normal
 from perturbdiff.config import NetworkConfig, TrainConfig
 from perturbdiff.diffusion import (
@@ -26,6 +28,8 @@ from perturbdiff.train._seeding import seeded
 
 _LOG_MEAN = -0.5
 _LOG_STD = 1.2
+_KEY = "perturbdiff"
+_MAY_CHANGE = ("max_steps", "patience")  # between an interrupted run and its continuation
 
 
 class SetDiffusionTask(LightningModule):
@@ -56,6 +60,16 @@ class SetDiffusionTask(LightningModule):
         super().__init__()
         self.config = config or TrainConfig()
         self.seed = seed
+        self._settings: dict[str, Any] = {
+            **{f"network.{name}": value for name, value in asdict(network).items()},
+            **{f"train.{name}": value for name, value in asdict(self.config).items()},
+            "n_perturbations": n_perturbations,
+            "n_features": n_features,
+            "covariate_sizes": list(covariate_sizes),
+            "seed": seed,
+        }
+        for name in _MAY_CHANGE:
+            del self._settings[f"train.{name}"]
         with seeded(seed):
             raw = SetDenoiser(
                 network,
@@ -103,11 +117,26 @@ class SetDiffusionTask(LightningModule):
             ):
                 mean.lerp_(now, 1 - keep)
 
-    def transfer_batch_to_device(
-        self, batch: SetBatch, device: torch.device, dataloader_idx: int
-    ) -> SetBatch:
-        """One transfer for the whole batch."""
-        return batch.to(device)
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note what was trained, as plain values."""
+        checkpoint[_KEY] = self._settings
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to go on with another network, other settings or another seed.
+
+        Raises
+        ------
+        TrainingError
+            When the checkpoint belongs to another run; names the first difference.
+        """
+        written = checkpoint.get(_KEY, {})
+        for name, value in self._settings.items():
+            if written.get(name) != value:
+                msg = (
+                    f"The checkpoint belongs to another run: {name} was {written.get(name)!r} and "
+                    f"is now {value!r}. Give the same settings, or another checkpoint_dir."
+                )
+                raise TrainingError(msg)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with linear warm-up; averaging of the weights stands in for a decay."""
