@@ -12,6 +12,7 @@ from jaxtyping import Float
 from perturbdiff._constants import VERSION
 from perturbdiff._errors import NotFittedError, ScaleError, UndefinedBaselineError
 from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode
+from perturbdiff.data._comparison import reading_notes
 from perturbdiff.model._questions import Controls
 from perturbdiff.prior import Baseline
 
@@ -149,5 +150,5 @@ def answer(
         conditions=conditions,
         condition=np.repeat(np.arange(len(sizes)), sizes),
         sets=np.concatenate([np.arange(size) // set_size for size in sizes]),
-        provenance={"version": VERSION, **provenance},
+        provenance={"version": VERSION, "reading": reading_notes(registry), **provenance},
     )

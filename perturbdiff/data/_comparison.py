@@ -1,0 +1,197 @@
+"""Predicted cells beside the measured ones: the same conditions, genes and scale, by name.
+
+N cells, G genes, K principal axes.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from anndata import AnnData
+from jaxtyping import Float
+
+from perturbdiff._constants import UNS_KEY
+from perturbdiff._errors import LabelError, UnknownKeyError, listed
+from perturbdiff.data._cells import Cells
+from perturbdiff.data._conditions import Columns, Condition, read_rows
+from perturbdiff.data._door import read_cells
+from perturbdiff.data._genes import principal_axes
+from perturbdiff.data._matrix import gene_names
+from perturbdiff.data._registry import Registry, Vocabulary
+
+Stated = dict[str, dict[str, np.ndarray | str]]
+
+_UNDEFINED = "_undefined"
+_TEXTS = ("control", "covariate_keys", "measured_genes", "genes")
+_READING = (*(item.name for item in fields(Columns)), "scale", "layer", "library_size_key")
+
+
+def reading_notes(registry: Registry) -> dict[str, Any]:
+    """How a file like the training file is read, as plain values for the provenance."""
+    notes = {name: getattr(registry, name) for name in _READING}
+    return {**notes, **{name: list(getattr(registry, name)) for name in _TEXTS}}
+
+
+def registry_of(pred: AnnData) -> Registry:
+    """What a prediction says about reading files like the one that its model was fitted on.
+
+    Parameters
+    ----------
+    pred
+        Prediction, in memory or read from a file.
+
+    Returns
+    -------
+    A registry on the predicted genes, with the columns but without vocabularies.
+
+    Raises
+    ------
+    UnknownKeyError
+        When the AnnData is no prediction, or its provenance was lost.
+    """
+    entries = pred.uns.get(UNS_KEY, {})
+    if "reading" not in entries:
+        where = f"uns[{UNS_KEY!r}] of the prediction"
+        raise UnknownKeyError(where, "reading", known=list(entries))
+    notes: dict[str, Any] = entries["reading"]
+    texts = {name: tuple(str(text) for text in notes[name]) for name in _TEXTS}
+    plain = {name: None if name not in notes else str(notes[name]) for name in _READING}
+    key = str(notes["perturbation_key"])
+    known: dict[str, Any] = {
+        **plain,
+        **texts,
+        "embedding_key": None,
+        "perturbations": Vocabulary(key=key, levels=()),
+        "covariates": tuple(Vocabulary(key=k, levels=()) for k in texts["covariate_keys"]),
+        "genes": tuple(name for name in texts["genes"] if name in pred.var_names),
+    }
+    return Registry(**known)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+    """Predicted and measured cells of the same conditions, on the predicted genes."""
+
+    registry: Registry
+    pred: Cells
+    reference: Cells  # every labelled cell
+    stated: Stated
+
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Predicted conditions, sorted."""
+        return tuple(self.pred.conditions())
+
+    def predicted(self, condition: Condition) -> Float[np.ndarray, "cells genes"]:
+        """Predicted cells, log1p of counts per 10,000."""
+        return np.asarray(self.pred.log1p[self.pred.conditions()[condition]].toarray())
+
+    def measured(self, condition: Condition) -> Float[np.ndarray, "cells genes"]:
+        """Measured treated cells."""
+        return np.asarray(self.reference.log1p[self.reference.conditions()[condition]].toarray())
+
+    def controls(self, condition: Condition) -> Cells:
+        """Measured control cells of the context of a condition."""
+        return self.reference.take(self.reference.controls()[condition.context])
+
+    def unseen(self) -> sp.csr_array:
+        """Reference cells other than the treated cells of the predicted conditions."""
+        asked = set(self.conditions)
+        kept = np.array([condition not in asked for condition in self.reference.distinct], bool)
+        return self.reference.log1p[kept[self.reference.condition]]
+
+    def axes(
+        self, n_axes: int
+    ) -> tuple[Float[np.ndarray, " genes"], Float[np.ndarray, "genes axes"]]:
+        """Mean and principal axes of the reference without the cells that were predicted."""
+        return principal_axes(self.unseen(), n_axes)
+
+
+def compare(pred: AnnData, reference: AnnData) -> Comparison:
+    """Read a prediction and the file that holds the truth, as the model's own data was read.
+
+    Parameters
+    ----------
+    pred
+        Prediction; its provenance says how to read the reference.
+    reference
+        File with control cells and treated cells of every predicted condition.
+
+    Returns
+    -------
+    Cells of both on the predicted genes.
+
+    Raises
+    ------
+    UnknownKeyError
+        When ``pred`` is no prediction, or the reference lacks a column.
+    LabelError
+        When the reference is a prediction too, or lacks cells of a condition.
+    GeneError, ExpressionError, ScaleError
+        When the expression of the reference is not like that of the training file.
+    """
+    registry = registry_of(pred)
+    if "reading" in reference.uns.get(UNS_KEY, {}):
+        msg = (
+            "reference is itself a prediction, so nothing would be measured. Give the file with "
+            "the real cells."
+        )
+        raise LabelError(msg)
+    found = read_rows(reference.obs, registry.columns)
+    guess = read_rows(pred.obs, registry.columns)
+    _check_truth(guess.conditions, found.conditions)
+    return Comparison(
+        registry=registry,
+        pred=read_cells(pred, registry, guess, measured=gene_names(pred)),
+        reference=read_cells(reference, registry, found, measured=gene_names(reference)),
+        stated=stated_means(pred, registry.genes),
+    )
+
+
+def stated_means(pred: AnnData, genes: tuple[str, ...]) -> Stated:
+    """Mean log1p values that the baselines stated when the prediction was made.
+
+    Parameters
+    ----------
+    pred
+        Prediction.
+    genes
+        Genes wanted, in order.
+
+    Returns
+    -------
+    By name of the baseline and name of the condition: a value per gene, or the reason why there is
+    none.
+    """
+    entries = pred.uns[UNS_KEY]
+    stored: dict[str, Any] = entries.get("baselines", {})
+    conditions = [str(name) for name in stored.get("conditions", ())]
+    place = {str(name): number for number, name in enumerate(entries["reading"]["genes"])}
+    columns = np.array([place[name] for name in genes], dtype=np.int64)
+    names = dict.fromkeys(key.removesuffix(_UNDEFINED) for key in stored if key != "conditions")
+    found: Stated = {}
+    for name in names:
+        reason = str(stored.get(name + _UNDEFINED, ""))
+        table = np.asarray(stored.get(name, np.full((len(conditions), len(place)), np.nan)))
+        found[name] = {
+            condition: reason if np.isnan(row).any() else row[columns].astype(np.float64)
+            for condition, row in zip(conditions, table, strict=True)
+        }
+    return found
+
+
+def _check_truth(asked: tuple[Condition, ...], there: tuple[Condition, ...]) -> None:
+    """Refuse predicted conditions that the reference did not measure."""
+    if not asked:
+        msg = "The prediction has no cells with labels."
+        raise LabelError(msg)
+    known = set(there)
+    if lacking := [str(condition) for condition in asked if condition not in known]:
+        msg = f"The reference has no treated cells to compare with: {listed(lacking)}."
+        raise LabelError(msg)
+    contexts = {condition.context for condition in there if condition.is_control}
+    if lacking := [str(condition) for condition in asked if condition.context not in contexts]:
+        msg = f"The reference has no control cells in the context of: {listed(lacking)}."
+        raise LabelError(msg)

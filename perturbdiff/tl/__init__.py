@@ -1,0 +1,20 @@
+"""Tools on AnnData: ask a model, and score what it answers."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perturbdiff.tl._predict import predict
+    from perturbdiff.tl._score import score
+    from perturbdiff.tl._summary import summarise_scores
+
+_FROM = {"predict": "_predict", "score": "_score", "summarise_scores": "_summary"}
+
+__all__ = ["predict", "score", "summarise_scores"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM:
+        return getattr(import_module(f"perturbdiff.tl.{_FROM[name]}"), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -1,0 +1,43 @@
+"""Averages of a table of scores over conditions, for reading."""
+
+from typing import Final
+
+import pandas as pd
+from anndata import AnnData
+
+from perturbdiff._errors import UnknownKeyError
+from perturbdiff.metrics import CONDITION_METRICS
+
+SCORES: Final = (*CONDITION_METRICS, "discrimination")
+
+
+def summarise_scores(pred: AnnData, *, key: str = "score") -> pd.DataFrame:
+    """Average scores over the conditions where each is defined.
+
+    Parameters
+    ----------
+    pred
+        Prediction that was scored.
+    key
+        Where in ``uns`` the table of scores is.
+
+    Returns
+    -------
+    One row per method, indexed by method and kind of cells, in the order of the table; one column
+    per metric, and ``n_conditions`` with the number of conditions behind the row.
+
+    Raises
+    ------
+    UnknownKeyError
+        When there is no such table.
+    """
+    if key not in pred.uns:
+        where = "uns of the prediction"
+        raise UnknownKeyError(
+            where, key, known=[name for name in pred.uns if name != "perturbdiff"]
+        )
+    table: pd.DataFrame = pred.uns[key]
+    groups = table.assign(method=table["method"].astype(str), cells=table["cells"].astype(str))
+    grouped = groups.groupby(["method", "cells"], sort=False)
+    means = grouped[list(SCORES)].mean()
+    return means.assign(n_conditions=grouped["pearson_shift"].count())
