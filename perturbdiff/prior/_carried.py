@@ -3,7 +3,8 @@
 C donors, G genes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -92,11 +93,31 @@ class ClassifierCache:
         self, context: ContextSummary, others: Sequence[ContextSummary]
     ) -> dict[tuple[str, ...], float]:
         """Average probability of each of the other contexts for the cells of this one."""
-        distinct = {other.covariates: other for other in others}
+        return self._among(others).shares(context)
+
+    def _among(self, contexts: Sequence[ContextSummary]) -> ContextClassifier:
+        distinct = {context.covariates: context for context in contexts}
         key = tuple(sorted(distinct))
         if key not in self._known:
             self._known[key] = ContextClassifier([distinct[name] for name in key])
-        return self._known[key].shares(context)
+        return self._known[key]
+
+    def state(self, conditions: Sequence[ConditionSummary]) -> list[dict[str, Any]]:
+        """The classifier of every group of donors that these conditions can be, without cells."""
+        donors: dict[tuple[str, ...], list[ContextSummary]] = {}
+        for condition in conditions:
+            donors.setdefault(condition.members, []).append(condition.context)
+        used = {id(found): found for found in map(self._among, donors.values())}
+        return sorted((found.state() for found in used.values()), key=lambda s: s["contexts"])
+
+    @classmethod
+    def from_state(cls, state: Sequence[Mapping[str, Any]]) -> Self:
+        """The classifiers that :meth:`state` was taken from."""
+        cache = cls()
+        for entry in state:
+            key = tuple(tuple(name) for name in entry["contexts"])
+            cache._known[key] = ContextClassifier.from_state(entry)
+        return cache
 
 
 class MixtureLogRatio(Baseline):
@@ -113,13 +134,13 @@ class MixtureLogRatio(Baseline):
         self._given = classifiers
 
     def _learn(self) -> None:
-        self._classifiers = self._given if self._given is not None else ClassifierCache()
+        self.classifiers = self._given if self._given is not None else ClassifierCache()
 
     def shares(
         self, question: PriorQuestion, donors: Sequence[ConditionSummary]
     ) -> Float[np.ndarray, " donors"]:
         """Weights of the donors, summing to one."""
-        share = self._classifiers.shares(question.context, [donor.context for donor in donors])
+        share = self.classifiers.shares(question.context, [donor.context for donor in donors])
         weight = np.array([share[donor.context.covariates] for donor in donors])
         return normalised(weight * size_shares(donors) * number_shares(donors, question))
 

@@ -5,7 +5,7 @@ C donors, G genes, K principal axes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -139,6 +139,28 @@ class ContextClassifier:
             labels = np.repeat(np.arange(len(cells)), [len(part) for part in cells])
             self._model = LogisticRegression(C=penalty, max_iter=300, class_weight="balanced")
             self._model.fit(np.concatenate(cells), labels)
+
+    def state(self) -> dict[str, Any]:
+        """Names of the contexts, and coefficients where there is more than one."""
+        state: dict[str, Any] = {"contexts": [list(name) for name in self._names]}
+        if self._model is not None:
+            state["coefficients"] = self._model.coef_
+            state["intercepts"] = self._model.intercept_
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The classifier that :meth:`state` was taken from; it needs no cells."""
+        found = cls([])
+        found._names = [tuple(name) for name in state["contexts"]]
+        if "coefficients" in state:
+            model = LogisticRegression()
+            model.coef_ = np.asarray(state["coefficients"])
+            model.intercept_ = np.asarray(state["intercepts"])
+            model.classes_ = np.arange(len(found._names))
+            model.n_features_in_ = model.coef_.shape[1]
+            found._model = model
+        return found
 
     def shares(self, context: ContextSummary) -> dict[tuple[str, ...], float]:
         """Average class probability of the control cells, by context."""

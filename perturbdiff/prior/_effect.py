@@ -1,13 +1,15 @@
 """The effect prior: what a perturbation does on average to a context where nobody measured it.
 
-A Gaussian process over conditions gives an expected log-ratio; a ridge shared by all genes, learned by
-leaving training conditions out, then corrects its strength, mixes in other answers and removes what is
-common to all responses.
+A Gaussian process over conditions gives an expected log-ratio; a ridge shared by all genes, learned
+by leaving training conditions out, corrects its strength, mixes in other answers and removes what
+is common to all responses.
 
 C conditions, G genes, F features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -17,30 +19,33 @@ from perturbdiff.prior._baselines import Additive, Baseline
 from perturbdiff.prior._carried import ClassifierCache, MixtureLogRatio
 from perturbdiff.prior._donors import context_donors
 from perturbdiff.prior._process import (
+    KernelSettings,
     ResponseProcess,
     choose_settings,
     level,
     mean_at,
 )
 from perturbdiff.prior._ridge import Example, condition_weight, shared_ridge, split_groups
+from perturbdiff.prior._state import State, summaries_from_state, summaries_to_state
 from perturbdiff.prior._summary import ConditionSummary, PriorQuestion
 
 LEAVE_ONE_OUT_LIMIT = 30
 """Groups of conditions up to which each is left out in turn; beyond, ten folds of groups."""
 _INNER_LIMIT = 12
 _DENOISING = 5.0  # cells' worth of what other contexts say about a control level
-_PENALTY = np.array(
-    [0.1, 0.1, 0.1, 0.1, 0.1, 1.0]
-)  # in conditions' worth, in the order of features
+# Relative penalty of the ridge, in the order of features, over the cube of the number of examples:
+# from two or three contexts little can be learned about how responses differ between contexts.
+_PENALTY = np.array([15.0, 15.0, 15.0, 15.0, 15.0, 150.0])
+_AXES = ("context", "perturbation")
 
 
 class EffectPrior(Baseline):
     """Predicts the mean response from other conditions; also tells how wrong that is when left out.
 
-    Features of the shared ridge, all zero where they do not apply: the base answer itself (strength);
-    mixture against process; additive against process; what changes if the control level is denoised;
-    the expressed part of the gene (a dilution common to all genes); and saturation, the base answer
-    times how far the control cells already lie along the response.
+    Features of the shared ridge, zero where they do not apply: the base answer itself (strength);
+    mixture against process; additive against process; what changes if the control level is
+    denoised; the expressed part of the gene (a dilution common to all genes); and saturation, the
+    base answer times how far the control cells already lie along the response.
     """
 
     name = "effect_prior"
@@ -53,24 +58,43 @@ class EffectPrior(Baseline):
         if not self.conditions:
             msg = "the effect prior needs at least one training condition"
             raise UndefinedBaselineError(msg)
+        self._prepare(choose_settings(self.conditions, self._features))
+
+    def _prepare(self, settings: KernelSettings) -> None:
+        self.settings = settings
         self._classifiers = self._given if self._given is not None else ClassifierCache()
-        self.settings = choose_settings(self.conditions, self._features)
-        self._answers = _Answers(self.conditions, self._features, self)
         self._coefficients: dict[str, Float[np.ndarray, " features"]] = {}
+        self._left_out: Float[np.ndarray, "conditions genes"] | None = None
+        self._answers = self._answer_from(self.conditions)
+
+    def _answer_from(self, conditions: Sequence[ConditionSummary]) -> "Answers":
+        process = ResponseProcess.fit(conditions, features=self._features, settings=self.settings)
+        return Answers(conditions, process, self._classifiers)
 
     def coefficients(self, axis: str) -> Float[np.ndarray, " features"]:
-        """Coefficients for questions whose perturbation is known elsewhere, or known nowhere."""
+        """Coefficients of the ridge.
+
+        Parameters
+        ----------
+        axis
+            ``context`` for perturbations that are known elsewhere, ``perturbation`` for new ones.
+
+        Returns
+        -------
+        One number per feature; all zero where no training condition can be left out.
+        """
         if axis not in self._coefficients:
             examples: list[Example] = []
             splits = split_groups(self.conditions, axis=axis, seed=self._seed, limit=_INNER_LIMIT)
             for out, kept in splits:
-                answers = _Answers(kept, self._features, self)
+                answers = self._answer_from(kept)
                 examples += [
                     answers.example(condition)
                     for condition in out
                     if answers.axis(condition.question) == axis
                 ]
-            self._coefficients[axis] = shared_ridge(examples, _PENALTY / max(len(examples), 1))
+            penalty = _PENALTY / max(len(examples), 1) ** 3
+            self._coefficients[axis] = shared_ridge(examples, penalty)
         return self._coefficients[axis]
 
     def predict_mean(self, question: PriorQuestion) -> Float[np.ndarray, " genes"]:
@@ -84,7 +108,7 @@ class EffectPrior(Baseline):
     ) -> Float[np.ndarray, "conditions genes"]:
         """Answer for each training condition by a prior that never saw it.
 
-        Conditions of the same perturbation and context, at other doses or times, are left out with it.
+        Conditions of the same perturbation and context, at other doses or times, are left out too.
 
         Parameters
         ----------
@@ -100,7 +124,19 @@ class EffectPrior(Baseline):
         UndefinedBaselineError
             Where nothing would be left to learn from.
         """
-        wanted = self.conditions if conditions is None else tuple(conditions)
+        if self._left_out is None:
+            self._left_out = self._leave_out()
+        if conditions is None:
+            return self._left_out
+        rows = {c.key: row for c, row in zip(self.conditions, self._left_out, strict=True)}
+        return np.stack([rows[c.key] for c in conditions])
+
+    def left_out_errors(self) -> Float[np.ndarray, "conditions genes"]:
+        """Measured minus predicted mean of every training condition, each left out in turn."""
+        measured = np.stack([c.mean for c in self.conditions])
+        return np.asarray(measured - self.leave_one_out())
+
+    def _leave_out(self) -> Float[np.ndarray, "conditions genes"]:
         answers: dict[object, Float[np.ndarray, " genes"]] = {}
         splits = split_groups(
             self.conditions, axis="context", seed=self._seed, limit=LEAVE_ONE_OUT_LIMIT
@@ -109,31 +145,69 @@ class EffectPrior(Baseline):
             prior = EffectPrior(classifiers=self._classifiers)
             prior.fit(kept, features=self._features, seed=self._seed)
             answers |= {c.key: prior.predict_mean(c.question) for c in out}
-        if any(c.key not in answers for c in wanted):
-            msg = "a prior without the condition has no other condition to learn from"
+        if len(answers) < len(self.conditions):
+            msg = "without this condition there is no other one to learn from"
             raise UndefinedBaselineError(msg)
-        return np.stack([answers[c.key] for c in wanted])
+        return np.stack([answers[c.key] for c in self.conditions])
+
+    def state(self) -> State:
+        """Everything that answers depend on, as arrays and plain values."""
+        state = summaries_to_state(self.conditions)
+        state["seed"] = self._seed
+        state["settings"] = asdict(self.settings)
+        state["features"] = sorted(self._features)
+        for i, name in enumerate(sorted(self._features)):
+            state[f"feature.{i}"] = self._features[name]
+        for axis in _AXES:
+            state[f"coefficients.{axis}"] = self.coefficients(axis)
+        state["process"] = self._answers.process.weights
+        if self._left_out is not None:
+            state["left_out"] = self._left_out
+        return state
+
+    @classmethod
+    def from_state(
+        cls, state: Mapping[str, Any], *, classifiers: ClassifierCache | None = None
+    ) -> Self:
+        """The prior that :meth:`state` was taken from; nothing is fitted again."""
+        prior = cls(classifiers=classifiers)
+        prior._restore(state)
+        return prior
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self._conditions = summaries_from_state(state)
+        self._seed = int(state["seed"])
+        names: Sequence[str] = state["features"]
+        self._features = {name: np.asarray(state[f"feature.{i}"]) for i, name in enumerate(names)}
+        self._prepare(KernelSettings(**state["settings"]))
+        weights = np.asarray(state["process"])
+        process = replace(self._answers.process, weights=weights)
+        self._answers = Answers(self.conditions, process, self._classifiers)
+        self._coefficients = {axis: np.asarray(state[f"coefficients.{axis}"]) for axis in _AXES}
+        if "left_out" in state:
+            self._left_out = np.asarray(state["left_out"])
 
 
-class _Answers:
+class Answers:
     """The simple answers that the ridge combines, all from the same training conditions."""
 
     def __init__(
         self,
         conditions: Sequence[ConditionSummary],
-        features: dict[str, np.ndarray],
-        prior: EffectPrior,
+        process: ResponseProcess,
+        classifiers: ClassifierCache,
     ) -> None:
+        self.process = process
         self._conditions = tuple(conditions)
-        self._process = ResponseProcess.fit(conditions, features=features, settings=prior.settings)
-        self._mixture = MixtureLogRatio(classifiers=prior._classifiers).fit(conditions)
+        self._mixture = MixtureLogRatio(classifiers=classifiers).fit(conditions)
         self._additive = Additive().fit(conditions)
 
     def axis(self, question: PriorQuestion) -> str:
         """Whether the perturbation is known elsewhere."""
-        return "context" if context_donors(self._conditions, question) else "perturbation"
+        return _AXES[0] if context_donors(self._conditions, question) else _AXES[1]
 
     def example(self, condition: ConditionSummary) -> Example:
+        """What the ridge is to learn from a condition that is not among these."""
         base, features = self.describe(condition.question)
         shift = condition.mean - condition.context.mean
         return Example(features, shift - base, condition_weight(condition))
@@ -143,7 +217,7 @@ class _Answers:
     ) -> tuple[Float[np.ndarray, " genes"], Float[np.ndarray, "genes features"]]:
         """The base shift, and features of what may have to be added to it."""
         here = question.context.mean
-        ratio = self._process.log_ratio(question)
+        ratio = self.process.log_ratio(question)
         process = mean_at(level(here) + ratio) - here
         mixture, denoised, saturation = process, process, 0.0
         donors = context_donors(self._conditions, question)
@@ -156,7 +230,7 @@ class _Answers:
             denoised = mean_at(level(quiet) + ratio) - here
             saturation = _saturation(here, controls, np.stack([d.mean for d in donors]))
         added = self._added(question, process)
-        base = 0.5 * (process + mixture) if donors else 0.5 * (process + added)
+        base = 0.5 * (process + (mixture if donors else added))
         columns = [
             base,
             mixture - process,
@@ -171,9 +245,10 @@ class _Answers:
         self, question: PriorQuestion, otherwise: Float[np.ndarray, " genes"]
     ) -> Float[np.ndarray, " genes"]:
         try:
-            return self._additive.predict_mean(question) - question.context.mean
+            mean = self._additive.predict_mean(question)
         except UndefinedBaselineError:
             return otherwise
+        return np.asarray(mean - question.context.mean)
 
 
 def _saturation(

@@ -1,18 +1,18 @@
 """A Gaussian process over conditions: what is known of some responses says what others will be.
 
-The log-ratio of gene g in condition i is ``y_ig ~ N(0, a_g (K + nugget I) + v_g diag(u))``. The kernel
-is a product over the context (likeness of control means), the perturbation (shared members, likeness
-of features) and dose and time; the noise is known from the number of cells, ``u_i = 1/n_treated +
-1/n_control``, times the gene's variance; the amplitude ``a_g`` is averaged over a grid whose weights
-are learned from all genes together (empirical Bayes). Kriging with known noise (Matheron 1963;
-Rasmussen and Williams 2006, chapter 2): few or noisy conditions lead to the plain average.
+The log-ratio of gene g in condition i is ``y_ig ~ N(0, a_g (K + nugget I) + v_g diag(u))``. The
+kernel is a product over the context (likeness of control means), the perturbation (shared members,
+likeness of features) and dose and time; the noise is known from the number of cells,
+``u_i = 1/n_treated + 1/n_control``, times the gene's variance; the amplitude ``a_g`` is averaged
+over a grid whose weights are learned from all genes together (empirical Bayes). Kriging with known
+noise (Matheron 1963; Rasmussen and Williams 2006, chapter 2): few or noisy conditions lead to the
+plain average.
 
-C conditions, Q questions, G genes, A amplitudes.
+C conditions, G genes, A amplitudes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -42,9 +42,13 @@ def mean_at(log_level: Float[np.ndarray, "... genes"]) -> Float[np.ndarray, "...
 class KernelSettings:
     """How fast likeness falls, and how much perturbations have in common.
 
-    ``context_range``, ``number_range``: the larger, the more alike different contexts, doses and
-    times are. ``common``, ``by_features``: share of the response that all perturbations have in
-    common, and that features explain; the rest belongs to the members themselves.
+    Parameters
+    ----------
+    context_range, number_range
+        The larger, the more alike different contexts, doses and times are.
+    common, by_features
+        Share of the response that all perturbations have in common, and that features explain; the
+        rest belongs to the members themselves.
     """
 
     context_range: float = 2.0
@@ -69,7 +73,8 @@ class Kernel:
         self, left: Sequence[PriorQuestion], right: Sequence[PriorQuestion]
     ) -> Float[np.ndarray, "left right"]:
         """Product of the likeness in context, perturbation, dose and time."""
-        return self._contexts(left, right) * self._members(left, right) * self._numbers(left, right)
+        members, numbers = self._members(left, right), self._numbers(left, right)
+        return np.asarray(self._contexts(left, right) * members * numbers)
 
     def _contexts(
         self, left: Sequence[PriorQuestion], right: Sequence[PriorQuestion]
@@ -101,7 +106,7 @@ class Kernel:
                 rows.append(np.zeros_like(self.feature_centre))
             else:
                 rows.append(value - len(question.members) * self.feature_centre)
-        return np.stack(rows) / self.feature_scale
+        return np.asarray(np.stack(rows) / self.feature_scale)
 
     def _numbers(
         self, left: Sequence[PriorQuestion], right: Sequence[PriorQuestion]
@@ -158,10 +163,9 @@ def cell_noise(
     conditions: Sequence[ConditionSummary],
 ) -> tuple[Float[np.ndarray, " conditions"], Float[np.ndarray, " genes"]]:
     """Sampling variance of log-ratios as a product: u by condition, v by gene."""
+    contexts = [c.context for c in conditions]
     treated = _smoothed_noise([(c.mean, c.var, c.n_cells) for c in conditions])
-    control = _smoothed_noise(
-        [(c.context.mean, c.context.var, c.context.n_cells) for c in conditions]
-    )
+    control = _smoothed_noise([(c.mean, c.var, c.n_cells) for c in contexts])
     by_condition = np.array(
         [1 / max(c.n_cells, 1) + 1 / max(c.context.n_cells, 1) for c in conditions]
     )
@@ -172,7 +176,7 @@ def cell_noise(
 def _smoothed_noise(
     sides: Sequence[tuple[np.ndarray, np.ndarray, int]],
 ) -> Float[np.ndarray, "conditions genes"]:
-    """Variance of the log level of a mean; variances of few cells lean on the gene's usual one."""
+    """Variance of the log level of a mean; that of few cells leans on the gene's usual one."""
     mean, var = np.stack([side[0] for side in sides]), np.stack([side[1] for side in sides])
     n = np.array([max(side[2], 1) for side in sides], dtype=np.float64)[:, None]
     per_mean = (var.mean(0) + _TINY) / (mean.mean(0) + _TINY)
@@ -208,10 +212,13 @@ class ResponseProcess:
         gram = kernel(questions, questions) + NUGGET * np.eye(len(questions))
         value, vector = np.linalg.eigh(gram * scale * scale.T)
         turned = vector.T @ (scale * ratio)
-        total_ACG = AMPLITUDES[:, None, None] * value.clip(0)[None, :, None] + by_gene
-        likelihood_AG = -0.5 * (turned**2 / total_ACG + np.log(total_ACG)).sum(1)
-        chance_AG, evidence = _empirical_bayes(likelihood_AG)
-        shrink_CG = np.einsum("ag,acg->cg", chance_AG * AMPLITUDES[:, None], 1 / total_ACG)
+        likelihood, shrink_CG = [], np.zeros_like(turned)
+        for amplitude in AMPLITUDES:
+            total_CG = amplitude * value.clip(0)[:, None] + by_gene
+            likelihood.append(-0.5 * (turned**2 / total_CG + np.log(total_CG)).sum(0))
+        chance_AG, evidence = _empirical_bayes(np.stack(likelihood))
+        for amplitude, chance_G in zip(AMPLITUDES, chance_AG, strict=True):
+            shrink_CG += chance_G * amplitude / (amplitude * value.clip(0)[:, None] + by_gene)
         weights = scale * (vector @ (shrink_CG * turned))
         return cls(kernel=kernel, questions=questions, weights=weights, evidence=evidence)
 
@@ -223,7 +230,7 @@ class ResponseProcess:
 def _empirical_bayes(
     likelihood_AG: Float[np.ndarray, "amplitudes genes"],
 ) -> tuple[Float[np.ndarray, "amplitudes genes"], float]:
-    """Posterior of each gene's amplitude under a prior shared by all genes, and the log evidence."""
+    """Posterior of each gene's amplitude under a prior learned from all, and the log evidence."""
     top = likelihood_AG.max(0)
     odds = np.exp(likelihood_AG - top)
     prior = np.full(len(odds), 1 / len(odds))
@@ -236,24 +243,22 @@ def _empirical_bayes(
 
 
 def choose_settings(conditions: Sequence[ConditionSummary], features: Features) -> KernelSettings:
-    """The settings with the highest marginal likelihood, among those that the data can tell apart."""
-    many_contexts = len({c.context.covariates for c in conditions}) > 1
+    """Settings of the highest marginal likelihood, one after another, where data can tell."""
     many_members = len({c.members for c in conditions}) > 1
-    many_numbers = len({c.numbers for c in conditions}) > 1
-    described = many_members and any(name in features for c in conditions for name in c.members)
-    candidates = [
-        KernelSettings(context_range=a, number_range=b, common=c, by_features=d)
-        for a, b, c, d in product(
-            (1.0, 2.0, 4.0) if many_contexts else (2.0,),
-            (1.0, 2.0, 4.0) if many_numbers else (2.0,),
-            (0.1, 0.3, 0.6) if many_members else (0.3,),
-            (0.0, 0.2, 0.35) if described else (0.0,),
-        )
-    ]
-    if len(candidates) == 1:
-        return candidates[0]
-    evidence = [
-        ResponseProcess.fit(conditions, features=features, settings=settings).evidence
-        for settings in candidates
-    ]
-    return candidates[int(np.argmax(evidence))]
+    described = any(name in features for c in conditions for name in c.members)
+    settings, best = KernelSettings(), -np.inf
+    searches: list[list[dict[str, float]]] = []
+    if many_members:
+        shares = (0.0, 0.2, 0.35) if described else (0.0,)
+        searches.append([{"common": c, "by_features": d} for c in (0.1, 0.3, 0.6) for d in shares])
+    if len({c.context.covariates for c in conditions}) > 1:
+        searches.append([{"context_range": value} for value in (1.0, 2.0, 4.0)])
+    if len({c.numbers for c in conditions}) > 1:
+        searches.append([{"number_range": value} for value in (1.0, 2.0, 4.0)])
+    for search in searches:
+        for change in search:
+            candidate = replace(settings, **change)
+            process = ResponseProcess.fit(conditions, features=features, settings=candidate)
+            if process.evidence > best:
+                settings, best = candidate, process.evidence
+    return settings

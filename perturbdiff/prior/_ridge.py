@@ -26,10 +26,10 @@ from perturbdiff.prior._summary import ConditionSummary, PriorQuestion
 
 @dataclass(frozen=True)
 class Example:
-    """One training condition: features and what they should add up to, weighed by how sure it is."""
+    """One training condition: features, what they should add up to, and how sure that is."""
 
-    features_GF: Float[np.ndarray, "genes features"]
-    target_G: Float[np.ndarray, " genes"]
+    features: Float[np.ndarray, "genes features"]
+    target: Float[np.ndarray, " genes"]
     weight: float
 
 
@@ -46,8 +46,8 @@ def shared_ridge(
     gram = np.zeros((len(penalty_F), len(penalty_F)))
     right = np.zeros(len(penalty_F))
     for example in examples:
-        gram += example.weight * example.features_GF.T @ example.features_GF
-        right += example.weight * example.features_GF.T @ example.target_G
+        gram += example.weight * example.features.T @ example.features
+        right += example.weight * example.features.T @ example.target
     size = np.sqrt(np.diag(gram))
     used = size > 1e-12
     unit = np.where(used, size, 1.0)
@@ -58,10 +58,10 @@ def shared_ridge(
 def split_groups(
     conditions: Sequence[ConditionSummary], *, axis: str, seed: int, limit: int
 ) -> list[tuple[list[ConditionSummary], list[ConditionSummary]]]:
-    """Training conditions split into (left out, kept), a group at a time, or in ten folds of groups.
+    """Training conditions split into (left out, kept), a group at a time, or in ten folds.
 
-    Along ``context`` a group is a perturbation in one context, at all doses; along ``perturbation`` it
-    is a perturbation everywhere. Groups that leave nothing to learn from are not left out.
+    Along ``context`` a group is a perturbation in one context, at all doses; along ``perturbation``
+    it is a perturbation everywhere. Groups that leave nothing to learn from are not left out.
     """
     keys = [
         (c.members, c.context.covariates) if axis == "context" else (c.members, ())
@@ -108,7 +108,7 @@ class GeneRidge(Baseline):
             if not examples:
                 msg = "no training condition can be left out to learn the coefficients from"
                 raise UndefinedBaselineError(msg)
-            width = examples[0].features_GF.shape[1]
+            width = examples[0].features.shape[1]
             self._coefficients[axis] = shared_ridge(examples, np.full(width, self.penalty))
         return self._coefficients[axis]
 

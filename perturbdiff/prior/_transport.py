@@ -1,9 +1,9 @@
 """Count transport: control counts thinned or added to until the mean log1p value meets a target.
 
 A gene that goes down is thinned, ``y ~ Binomial(n, min(1, a exp(w)))``; one that goes up is added
-to, ``y = n + NegBin(mean = a s exp(w), dispersion)``, a Poisson draw where the dispersion is 0. Here
-n is the count of a control cell, s its library size in units of 10,000, w the cell's own log-rate
-deviation and a one number per gene. The expected value of ``log1p(y / s)`` is exact up to
+to, ``y = n + NegBin(mean = a s exp(w), dispersion)``, a Poisson draw where the dispersion is 0.
+Here n is the count of a control cell, s its library size in units of 10,000, w the cell's own
+log-rate deviation and a one number per gene. The expected value of ``log1p(y / s)`` is exact up to
 quadrature, with no random draw:
 
     E log(1 + y/s) = ∫ (1 - E exp(-t y/s)) exp(-t) / t dt,
