@@ -66,9 +66,9 @@ class Sets:
 class Context(Sets):
     """What the denoiser is told about each set; masks are True where a cell is real."""
 
-    partner: Float[Tensor, "sets cells latent"]  # control cell of each generated cell, centred
+    partner: Float[Tensor, "sets cells axes"]  # control cell of each generated cell, centred
     has_partner: Bool[Tensor, " sets"]  # False: generate without one
-    control: Float[Tensor, "sets controls latent"]  # control cells of the context, centred
+    control: Float[Tensor, "sets controls axes"]  # control cells of the context, centred
     control_mask: Bool[Tensor, "sets controls"]
     mask: Bool[Tensor, "sets cells"]
     shift: Float[Tensor, "sets latent"]  # effect prior, in latent units

@@ -30,21 +30,27 @@ class NetworkConfig:
     Parameters
     ----------
     n_axes
-        Principal axes that cells are encoded in.
+        Principal axes that control cells are encoded in.
+    n_response_axes
+        Axes along which treated cells of one population differ; the diffusion runs in these.
     width, n_blocks, n_heads
         Width, depth and attention heads.
     expansion
         Width of the hidden layer of each block, in units of ``width``.
     """
 
-    n_axes: int = 50
+    n_axes: int = 40
+    n_response_axes: int = 30
     width: int = 128
     n_blocks: int = 3
     n_heads: int = 4
     expansion: int = 2
 
     def __post_init__(self) -> None:
-        _at_least(self, "network", n_axes=1, width=2, n_blocks=1, n_heads=1, expansion=1)
+        _at_least(
+            self, "network", n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
+            expansion=1,
+        )  # fmt: skip
         if self.width % self.n_heads:
             rule = f"must be a multiple of n_heads = {self.n_heads}"
             raise ConfigError("network.width", self.width, rule=rule)

@@ -3,7 +3,7 @@
 A set belongs to a number, not to a moment: set number n of a seed is the same whichever process
 draws it and whatever was drawn before, so training can stop, go on and be spread over devices.
 
-S cells, R control cells, K latent axes.
+S cells, R control cells, A cell axes, K latent axes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ from perturbdiff._errors import SplitError
 from perturbdiff.config import TrainConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Population:
-    """Treated cells of one condition in latent space, as differences from their partners."""
+    """Treated cells of one condition in latent space, and the control cells they started from."""
 
     name: str
     x0: Float[Tensor, "treated latent"]
     partner: Int[Tensor, " treated"]  # row of ``control``
-    control: Float[Tensor, "controls latent"]  # centred
+    control: Float[Tensor, "controls axes"]  # centred
     shift: Float[Tensor, " latent"]  # effect prior that never saw this condition
     members: Int[Tensor, " members"]
     features: Float[Tensor, " features"]

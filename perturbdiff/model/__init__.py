@@ -1,5 +1,29 @@
 """Models: what a user fits, asks and saves."""
 
+from perturbdiff.model._baselines import (
+    Additive,
+    CarriedLogRatio,
+    CopyControl,
+    EffectPrior,
+    GeneRidge,
+    MeanShift,
+    MixtureLogRatio,
+    NearestContext,
+    SimilarityShift,
+)
+from perturbdiff.model._load import load
 from perturbdiff.model._set_diffusion import SetDiffusion
 
-__all__ = ["SetDiffusion"]
+__all__ = [
+    "Additive",
+    "CarriedLogRatio",
+    "CopyControl",
+    "EffectPrior",
+    "GeneRidge",
+    "MeanShift",
+    "MixtureLogRatio",
+    "NearestContext",
+    "SetDiffusion",
+    "SimilarityShift",
+    "load",
+]

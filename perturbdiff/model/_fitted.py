@@ -18,7 +18,7 @@ from perturbdiff.data import Condition
 from perturbdiff.diffusion import Preconditioned
 from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._questions import Controls, partner_rows, shown_controls
-from perturbdiff.model._response import CellDraws, PlanCache, ResponsePlan, solve_response
+from perturbdiff.model._response import PlanCache, ResponseCells, ResponsePlan, solve_response
 from perturbdiff.model._sampling import LatentSampler, LatentTask
 from perturbdiff.nn import ExpressionCodec
 from perturbdiff.prior import (
@@ -46,7 +46,7 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Population:
+class Recipe:
     """All that the cells of one condition are made from."""
 
     task: LatentTask
@@ -125,7 +125,7 @@ class Fitted:
         n_pilot = -(-PILOT_CELLS // size)
         n_wanted = -(-n_cells // size)
         tasks = [
-            self._task(*each, n_cells=max(n_pilot, n_wanted) * size, seed=seed)
+            self.task(*each, n_cells=max(n_pilot, n_wanted) * size, seed=seed)
             for each in zip(conditions, controls, targets, strict=True)
         ]
         names = [
@@ -142,16 +142,14 @@ class Fitted:
         for task, control, target, name, known, new in zip(
             tasks, controls, targets, names, cached, latent, strict=True
         ):
-            population = _Population(
-                task=task, controls=control, target=target, config=config, seed=seed
-            )
-            pilot, plan = known or self._solve(population, new[:n_pilot])
+            recipe = Recipe(task=task, controls=control, target=target, config=config, seed=seed)
+            pilot, plan = known or self._solve(recipe, new[:n_pilot])
             self.plans.put(name, pilot, plan)
             every = torch.cat([pilot, new]) if known else new
-            out.append(self._draw(population, every, plan, n_cells=n_cells))
+            out.append(self._draw(recipe, every, plan, n_cells=n_cells))
         return out, calls
 
-    def _task(
+    def task(
         self,
         condition: Condition,
         controls: Controls,
@@ -160,48 +158,44 @@ class Fitted:
         n_cells: int,
         seed: int,
     ) -> LatentTask:
-        shift = (target.mean - controls.summary.mean) @ self.loadings
-        cell_scale = self.codec.cell_scale.cpu()
+        shift = torch.from_numpy(target.mean - controls.summary.mean)
         return LatentTask(
             condition=condition,
-            control=torch.from_numpy(controls.centred_axes).float() / cell_scale,
+            control=controls.along(self.codec.cell_axes.cpu()),
             shown=shown_controls(len(controls), self.n_shown, seed=seed, context=controls.context),
             partners=partner_rows(len(controls), n_cells, seed=seed, condition=condition.name),
-            shift=torch.from_numpy(shift).float() / cell_scale,
+            shift=shift.float() @ self.codec.encoder.cpu(),
             digest=controls.digest,
         )
 
-    def _cells(
-        self, population: _Population, latent: Tensor
-    ) -> tuple[Tensor, CellDraws, Tensor, Tensor]:
-        """Deviations, random numbers, partner counts and library sizes of whole sets."""
-        task, controls = population.task, population.controls
-        keys = task.keys(range(len(latent)), population.config, population.seed).flatten()
+    def cells(self, recipe: Recipe, latent: Tensor) -> ResponseCells:
+        """The first sets of a recipe, ready to be turned into counts."""
+        task, controls = recipe.task, recipe.controls
+        keys = task.keys(range(len(latent)), recipe.config, recipe.seed).flatten()
         rows = task.partners[: len(keys)]
-        draws = CellDraws.of(keys, self.lanes)
-        deviation = self.codec.deviation(latent.flatten(0, 1)).double().cpu()
-        return deviation, draws, controls.counts(rows), controls.library_size(rows)
+        return ResponseCells.make(
+            self.codec.deviation(latent.flatten(0, 1)).double().cpu(),
+            controls.counts(rows),
+            controls.library_size(rows),
+            keys=keys,
+            lanes=self.lanes,
+        )
 
-    def _solve(self, population: _Population, pilot: Tensor) -> tuple[Tensor, ResponsePlan]:
+    def _solve(self, recipe: Recipe, pilot: Tensor) -> tuple[Tensor, ResponsePlan]:
         """The pilot itself, and the plan under which its mean is the target."""
-        deviation, draws, counts, library_size = self._cells(population, pilot)
-        target = torch.from_numpy(population.target.mean)
+        target = recipe.target
         plan = solve_response(
-            deviation,
-            draws,
-            counts=counts,
-            library_size=library_size,
-            target=target,
-            dispersion=torch.from_numpy(population.target.dispersion),
-            dependence=torch.full_like(target, self.dependence),
+            self.cells(recipe, pilot),
+            target=torch.from_numpy(target.mean),
+            dispersion=torch.from_numpy(target.dispersion),
+            dependence=torch.full((len(target.mean),), self.dependence, dtype=torch.float64),
         )
         return pilot, plan
 
     def _draw(
-        self, population: _Population, latent: Tensor, plan: ResponsePlan, *, n_cells: int
+        self, recipe: Recipe, latent: Tensor, plan: ResponsePlan, *, n_cells: int
     ) -> tuple[Tensor, Tensor]:
         """Counts and library sizes of the first cells."""
-        n_sets = -(-n_cells // population.config.set_size)
-        deviation, draws, counts, library_size = self._cells(population, latent[:n_sets])
-        drawn = plan.draw(deviation, draws, counts=counts, library_size=library_size)
-        return drawn[:n_cells], library_size[:n_cells]
+        n_sets = -(-n_cells // recipe.config.set_size)
+        cells = self.cells(recipe, latent[:n_sets])
+        return plan.draw(cells)[:n_cells], cells.library_size[:n_cells]

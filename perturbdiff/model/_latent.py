@@ -1,12 +1,13 @@
-"""Training conditions in latent space: partners, differences from them, and priors to go with.
+"""Training conditions in latent space: where treated cells lie, and which control cells are partners.
 
-N cells, G genes, K latent axes, C conditions.
+N cells, G genes, A cell axes, K latent axes, C conditions.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.linalg
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,7 +18,10 @@ from perturbdiff.model._training_data import TrainingData
 from perturbdiff.nn import ExpressionCodec
 from perturbdiff.prior import optimal_partners
 
-_FLOOR = 1e-3
+_SMALL = 50.0
+_RESPONDS = 0.1
+_LEAST_SPREAD = 0.05
+_TINY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -87,39 +91,61 @@ class Vocabulary:
         return torch.tensor([*described, *extra], dtype=torch.float32)
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """One condition in principal axes, centred."""
+@dataclass(frozen=True, kw_only=True)
+class ResponseAxes:
+    """Axes along which treated cells of one population differ, and the way there and back."""
 
-    control: Float[np.ndarray, "controls axes"]
-    partner: np.ndarray
-    difference: Float[np.ndarray, "treated axes"]
-
-
-def _pairs(data: TrainingData) -> list[_Pairs]:
-    rows, controls = data.cells.conditions(), data.cells.controls()
-    found = []
-    for condition in data.conditions:
-        control = data.axes(controls[condition.context])
-        treated = data.axes(rows[condition])
-        control, treated = control - control.mean(0), treated - treated.mean(0)
-        partner = optimal_partners(treated, control)
-        difference = treated - control[partner]
-        found.append(_Pairs(control, partner, difference - difference.mean(0)))
-    return found
+    encoder: Float[np.ndarray, "genes latent"]
+    decoder: Float[np.ndarray, "genes latent"]
 
 
-def _spread(parts: Sequence[np.ndarray]) -> Float[np.ndarray, " axes"]:
-    """Root mean square over centred parts, never zero."""
-    square = np.sum([(part**2).sum(0) for part in parts], axis=0) / sum(map(len, parts))
-    spread = np.sqrt(square)
-    return np.asarray(np.maximum(spread, _FLOOR * max(float(spread.max()), 1e-12)))
+def response_axes(data: TrainingData, n_axes: int) -> ResponseAxes:
+    """Principal axes of treated cells around the mean of their own condition.
+
+    Genes count by their spread (correlations, not covariances) and by how much they respond:
+    ``w = s² / (s² + 0.1²) / spread`` with ``s`` the root mean square shift over the conditions,
+    corrected for its noise. Conditions count by n / (n + 50).
+
+    Parameters
+    ----------
+    data
+        Training cells.
+    n_axes
+        Axes wanted; fewer come back where there are fewer genes or cells.
+
+    Returns
+    -------
+    Encoder (unit variance along each axis) and decoder.
+    """
+    rows = data.cells.conditions()
+    n_genes = len(data.registry.genes)
+    covariance, square, total = np.zeros((n_genes, n_genes)), np.zeros(n_genes), 0.0
+    for condition, summary in zip(data.conditions, data.summaries, strict=True):
+        values = data.cells.log1p[rows[condition]].astype(np.float64)
+        weight = summary.n_cells / (summary.n_cells + _SMALL)
+        gram = (values.T @ values).toarray() / summary.n_cells
+        covariance += weight * (gram - np.outer(summary.mean, summary.mean))
+        shift = summary.mean - summary.context.mean
+        square += weight * np.maximum(shift**2 - summary.noise, 0.0)
+        total += weight
+    covariance, square = covariance / total, square / total
+    spread = np.sqrt(np.maximum(covariance.diagonal(), 0.0)) + _LEAST_SPREAD
+    weight_G = square / (square + _RESPONDS**2) / spread
+    n_axes = min(n_axes, n_genes, max(sum(s.n_cells - 1 for s in data.summaries), 1))
+    value, axes = scipy.linalg.eigh(
+        covariance * np.outer(weight_G, weight_G), subset_by_index=[n_genes - n_axes, n_genes - 1]
+    )
+    axes = axes[:, ::-1] * np.where((axes[:, ::-1] ** 3).sum(0) < 0, -1.0, 1.0)
+    size = np.sqrt(np.maximum(value[::-1], _TINY * max(value[-1], _TINY)))
+    return ResponseAxes(encoder=weight_G[:, None] * axes / size, decoder=axes * size)
 
 
 def latent_populations(
     data: TrainingData,
     left_out_means: Float[np.ndarray, "conditions genes"],
     vocabulary: Vocabulary,
+    *,
+    n_latent: int,
 ) -> tuple[ExpressionCodec, list[Population]]:
     """The codec, and every training condition in its latent space.
 
@@ -131,35 +157,45 @@ def latent_populations(
         Effect prior of each condition, predicted without it.
     vocabulary
         Codes of conditions.
+    n_latent
+        Response axes.
 
     Returns
     -------
-    Codec and populations, in the order of ``data.conditions``.
+    Codec and populations, in the order of ``data.conditions``. Partners come from optimal
+    transport between the centred populations in principal axes.
     """
-    pairs = _pairs(data)
-    contexts = {c.context: pair.control for c, pair in zip(data.conditions, pairs, strict=True)}
-    cell_scale = _spread([contexts[context] for context in sorted(contexts)])
-    residual_scale = _spread([pair.difference for pair in pairs])
+    rows, controls = data.cells.conditions(), data.cells.controls()
+    axes = response_axes(data, n_latent)
+    control = {context: data.axes(cells) for context, cells in controls.items()}
+    control = {context: cells - cells.mean(0) for context, cells in control.items()}
+    square = np.sum([(cells**2).sum(0) for cells in control.values()], axis=0)
+    spread = np.sqrt(square / sum(map(len, control.values())))
+    spread = np.maximum(spread, _TINY + _LEAST_SPREAD * spread.max())
+    populations = []
+    for condition, summary, mean in zip(
+        data.conditions, data.summaries, left_out_means, strict=True
+    ):
+        own, treated = control[condition.context], data.axes(rows[condition])
+        partner = optimal_partners(treated - treated.mean(0), own)
+        x0 = data.cells.log1p[rows[condition]] @ axes.encoder
+        populations.append(
+            Population(
+                name=condition.name,
+                x0=_float32(x0 - x0.mean(0)),
+                partner=torch.from_numpy(partner.astype(np.int64)),
+                control=_float32(own / spread),
+                shift=_float32((mean - summary.context.mean) @ axes.encoder),
+                members=vocabulary.members(condition),
+                features=vocabulary.numbers(condition),
+                covariates=vocabulary.covariates(condition),
+            )
+        )
     codec = ExpressionCodec(
-        _float32(data.loadings),
-        cell_scale=_float32(cell_scale),
-        residual_scale=_float32(residual_scale),
+        _float32(data.loadings / spread),
+        encoder=_float32(axes.encoder),
+        decoder=_float32(axes.decoder),
     )
-    populations = [
-        Population(
-            name=condition.name,
-            x0=_float32(pair.difference / residual_scale),
-            partner=torch.from_numpy(pair.partner.astype(np.int64)),
-            control=_float32(pair.control / cell_scale),
-            shift=_float32((mean - summary.context.mean) @ data.loadings / cell_scale),
-            members=vocabulary.members(condition),
-            features=vocabulary.numbers(condition),
-            covariates=vocabulary.covariates(condition),
-        )
-        for condition, summary, pair, mean in zip(
-            data.conditions, data.summaries, pairs, left_out_means, strict=True
-        )
-    ]
     return codec, populations
 
 

@@ -3,12 +3,12 @@
 N cells, G genes, C training conditions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from perturbdiff._constants import DEPTH
@@ -16,16 +16,18 @@ from perturbdiff._errors import UndefinedBaselineError
 from perturbdiff._logging import logger
 from perturbdiff._random import cell_keys, gene_lanes, uniform
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
-from perturbdiff.data import SetDataModule
+from perturbdiff.data import Condition, SetDataModule
 from perturbdiff.data._sets import Population
 from perturbdiff.metrics import Projection, centred_energy_distance
-from perturbdiff.model._fitted import Fitted, Target
+from perturbdiff.model._fitted import Fitted, Recipe, Target
 from perturbdiff.model._latent import Vocabulary, latent_populations
 from perturbdiff.model._predictor import require_counts
 from perturbdiff.model._questions import Controls
+from perturbdiff.model._response import solve_response
 from perturbdiff.model._training_data import TrainingData, prior_features
-from perturbdiff.prior import EffectPrior, MixtureLogRatio
+from perturbdiff.prior import ConditionSummary, EffectPrior, MixtureLogRatio
 from perturbdiff.prior._dispersion import (
+    LEAST_SHIFT,
     ResponseDispersion,
     condition_shares,
     information,
@@ -92,7 +94,11 @@ def prepare_lesson(
         logger.warning("one training condition: its prior cannot be checked without it")
         means = np.stack([summary.mean for summary in data.summaries])
     dispersion = _measure(data, mixture, seed=seed)
-    codec, populations = latent_populations(data, means, vocabulary)
+    codec, populations = latent_populations(
+        data, means, vocabulary, n_latent=network.n_response_axes
+    )
+    n_axes, n_latent = codec.cell_axes.shape[1], codec.encoder.shape[1]
+    network = replace(network, n_axes=n_axes, n_response_axes=n_latent)
     task = new_task(vocabulary, network, config, seed=seed)
     fitted = Fitted(
         network=network,
@@ -131,7 +137,7 @@ def learn(
         judged = [(task, data.validation) for task, data in folds]
         lesson.fitted.dependence = _choose_dependence(
             lesson,
-            [(task, {p.name for p in sets.populations}) for task, sets in judged if sets],
+            [(task, {p.name for p in held.populations}) for task, held in judged if held],
             seed=seed,
         )
     else:
@@ -156,12 +162,7 @@ def _measure(data: TrainingData, mixture: MixtureLogRatio, *, seed: int) -> Resp
     logs, weights = [], []
     for summary in mixture.conditions:
         condition = rows_of[summary.key]
-        own = Controls(
-            data.cells.take(controls[condition.context]),
-            condition.context,
-            data.loadings,
-            data.mean,
-        )
+        own = _controls_of(data, controls[condition.context], condition)
         rows = torch.from_numpy(some_rows(len(own)))
         keys = cell_keys(seed, f"dispersion {condition.name}", 0, n_cells=len(rows))
         score, count = (_stratified(uniform(keys, lanes, step=step)) for step in (1, 0))
@@ -190,45 +191,63 @@ def _choose_dependence(
     """The dependence at which held-out training conditions have the shape nearest to the truth.
 
     Cells of the largest conditions of each fold are generated around their true mean, so that shape
-    alone counts, by the network that never saw them.
+    alone counts, by the network that never saw them; genes that do not respond stay as they are.
     """
-    data, config = lesson.data, SampleConfig()
+    data = lesson.data
     rows, controls = data.cells.conditions(), data.cells.controls()
-    axes = data.loadings[:, :_AXES_OF_DISTANCE]
-    project = Projection(data.mean, axes.T)
+    project = Projection(data.mean, data.loadings[:, :_AXES_OF_DISTANCE].T)
     distance = np.zeros(len(_DEPENDENCE))
     for task, names in folds:
+        judge = replace(lesson.fitted, denoiser=task.averaged.eval())
         held = [
-            (c, s) for c, s in zip(data.conditions, data.summaries, strict=True) if c.name in names
+            (condition, summary)
+            for condition, summary in zip(data.conditions, data.summaries, strict=True)
+            if condition.name in names
         ]
-        held = sorted(held, key=lambda pair: (-len(rows[pair[0]]), pair[0]))[:_JUDGED_CONDITIONS]
-        judge = _with_weights(lesson.fitted, task)
-        for condition, summary in held:
-            own = Controls(
-                data.cells.take(controls[condition.context]), condition.context, data.loadings,
-                data.mean,
-            )  # fmt: skip
-            shares = condition_shares(lesson.mixture, own.question(condition))
-            shares = np.where(
-                [c.key == summary.key for c in lesson.mixture.conditions], 0.0, shares
-            )
-            target = Target(mean=summary.mean, dispersion=lesson.dispersion.predict(shares))
+        held.sort(key=lambda pair: (-pair[1].n_cells, pair[0]))
+        for condition, summary in held[:_JUDGED_CONDITIONS]:
+            own = _controls_of(data, controls[condition.context], condition)
             truth = project(data.cells.log1p[rows[condition]].toarray())
-            for number, dependence in enumerate(_DEPENDENCE):
-                judge.dependence = dependence
-                judge.plans.clear()
-                drawn, _ = judge.respond(
-                    [condition], [own], [target], n_cells=_JUDGED_CELLS, config=config, seed=seed
-                )
-                counts, size = drawn[0]
-                cells = torch.log1p(counts / size[:, None] * DEPTH).numpy()
-                distance[number] += centred_energy_distance(project(cells), truth, seed=seed)
-    logger.info(
-        "centred energy distance by dependence: %s", dict(zip(_DEPENDENCE, distance, strict=True))
-    )
+            made = _shapes(lesson, judge, own, condition, summary, seed=seed)
+            distance += [centred_energy_distance(project(x), truth, seed=seed) for x in made]
+    logger.info("centred energy distance by dependence %s: %s", _DEPENDENCE, distance.round(3))
     return _DEPENDENCE[int(distance.argmin())]
 
 
-def _with_weights(fitted: Fitted, task: SetDiffusionTask) -> Fitted:
-    """The same model with the averaged weights of a task."""
-    return replace(fitted, denoiser=task.averaged.eval())
+def _shapes(
+    lesson: Lesson,
+    judge: Fitted,
+    own: Controls,
+    condition: Condition,
+    summary: ConditionSummary,
+    *,
+    seed: int,
+) -> Iterator[Float[np.ndarray, "cells genes"]]:
+    """Log1p values of cells of a condition around its true mean, one array a dependence."""
+    question = own.question(condition)
+    known = np.array([other.key != summary.key for other in lesson.mixture.conditions])
+    shares = condition_shares(lesson.mixture, question) * known
+    target = Target(mean=summary.mean, dispersion=lesson.dispersion.predict(shares))
+    config = SampleConfig()
+    task = judge.task(condition, own, target, n_cells=_JUDGED_CELLS, seed=seed)
+    sets = list(range(_JUDGED_CELLS // config.set_size))
+    (latent,), _ = judge.sampler.sample([task], [sets], config, seed=seed)
+    recipe = Recipe(task=task, controls=own, target=target, config=config, seed=seed)
+    cells = judge.cells(recipe, latent)
+    responds = torch.from_numpy(np.abs(summary.mean - summary.context.mean) > LEAST_SHIFT)
+    counts, some = cells.counts.clone(), cells.of_genes(responds)
+    for dependence in _DEPENDENCE:
+        plan = solve_response(
+            some,
+            target=torch.from_numpy(target.mean)[responds],
+            dispersion=torch.from_numpy(target.dispersion)[responds],
+            dependence=torch.full((int(responds.sum()),), dependence, dtype=torch.float64),
+        )
+        counts[:, responds] = plan.draw(some)
+        yield torch.log1p(counts / cells.library_size[:, None] * DEPTH).numpy()
+
+
+def _controls_of(
+    data: TrainingData, rows: Int[np.ndarray, " cells"], condition: Condition
+) -> Controls:
+    return Controls(data.cells.take(rows), condition.context, data.loadings, data.mean)

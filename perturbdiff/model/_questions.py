@@ -36,11 +36,10 @@ class Controls:
         axes = self.cells.log1p @ self.loadings - self.mean @ self.loadings
         return summarise_context(self.cells.log1p, axes, covariates=self.context)
 
-    @cached_property
-    def centred_axes(self) -> Float[np.ndarray, "cells axes"]:
-        """Cells in principal axes, less their mean."""
-        axes = self.cells.log1p @ self.loadings
-        return np.asarray(axes - axes.mean(0))
+    def along(self, axes: Float[Tensor, "genes axes"]) -> Float[Tensor, "cells axes"]:
+        """All cells along the axes, less their mean."""
+        values = torch.from_numpy(np.asarray(self.cells.log1p @ axes.double().numpy()))
+        return (values - values.mean(0)).float()
 
     def counts(self, rows: Int[Tensor, " cells"]) -> Int[Tensor, "cells genes"]:
         """Counts of some of the cells, dense."""

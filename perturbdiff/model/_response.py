@@ -5,9 +5,10 @@ N cells, G genes.
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from perturbdiff._random import uniform
@@ -19,17 +20,43 @@ _FLAT = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellDraws:
-    """The random numbers of some cells, by gene."""
+class ResponseCells:
+    """Cells to be made: their latent responses decoded, their partners, their random numbers."""
 
-    count: Float[Tensor, "cells genes"]  # uniform
-    own: Float[Tensor, "cells genes"]  # standard normal
+    deviation: Float[Tensor, "cells genes"]
+    counts: Int[Tensor, "cells genes"]  # of the partners
+    library_size: Float[Tensor, " cells"]
+    uniform: Float[Tensor, "cells genes"]
+    noise: Float[Tensor, "cells genes"]  # standard normal
 
     @classmethod
-    def of(cls, keys: Int[Tensor, " cells"], lanes: Int[Tensor, " genes"]) -> "CellDraws":
-        """Draws that belong to the cells and to the names of the genes."""
-        own = torch.special.ndtri(uniform(keys, lanes, step=_OWN_NOISE))
-        return cls(count=uniform(keys, lanes), own=own)
+    def make(
+        cls,
+        deviation: Float[Tensor, "cells genes"],
+        counts: Int[Tensor, "cells genes"],
+        library_size: Float[Tensor, " cells"],
+        *,
+        keys: Int[Tensor, " cells"],
+        lanes: Int[Tensor, " genes"],
+    ) -> Self:
+        """Cells whose random numbers belong to their keys and to the names of the genes."""
+        return cls(
+            deviation=deviation,
+            counts=counts,
+            library_size=library_size,
+            uniform=uniform(keys, lanes),
+            noise=torch.special.ndtri(uniform(keys, lanes, step=_OWN_NOISE)),
+        )
+
+    def of_genes(self, genes: Bool[Tensor, " genes"]) -> Self:
+        """The same cells on some of the genes."""
+        return replace(
+            self,
+            deviation=self.deviation[:, genes],
+            counts=self.counts[:, genes],
+            uniform=self.uniform[:, genes],
+            noise=self.noise[:, genes],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,46 +69,34 @@ class ResponsePlan:
     dependence: Float[Tensor, " genes"]
     transport: TransportPlan
 
-    def log_factor(
-        self, deviation: Float[Tensor, "cells genes"], draws: CellDraws
-    ) -> Float[Tensor, "cells genes"]:
+    def log_factor(self, cells: ResponseCells) -> Float[Tensor, "cells genes"]:
         """Log of what each cell's rate is multiplied by."""
-        standard = (deviation - self.centre) / self.spread
-        return self.factors.log(copula_scores(standard, draws.own, dependence=self.dependence))
+        standard = (cells.deviation - self.centre) / self.spread
+        return self.factors.log(copula_scores(standard, cells.noise, dependence=self.dependence))
 
-    def expected_log1p(
-        self,
-        deviation: Float[Tensor, "cells genes"],
-        draws: CellDraws,
-        *,
-        counts: Int[Tensor, "cells genes"],
-        library_size: Float[Tensor, " cells"],
-    ) -> Float[Tensor, "cells genes"]:
+    def expected_log1p(self, cells: ResponseCells) -> Float[Tensor, "cells genes"]:
         """Expected log1p value of every cell and gene, before any count is drawn."""
-        log_factor = self.log_factor(deviation, draws)
-        return expected_log1p(counts, library_size, self.transport, deviation_NG=log_factor)
+        return expected_log1p(
+            cells.counts,
+            cells.library_size,
+            self.transport,
+            deviation_NG=self.log_factor(cells),
+        )
 
-    def draw(
-        self,
-        deviation: Float[Tensor, "cells genes"],
-        draws: CellDraws,
-        *,
-        counts: Int[Tensor, "cells genes"],
-        library_size: Float[Tensor, " cells"],
-    ) -> Int[Tensor, "cells genes"]:
+    def draw(self, cells: ResponseCells) -> Int[Tensor, "cells genes"]:
         """Counts of generated cells, from the counts of their partners."""
-        log_factor = self.log_factor(deviation, draws)
         return draw_counts(
-            counts, library_size, self.transport, uniform_NG=draws.count, deviation_NG=log_factor
+            cells.counts,
+            cells.library_size,
+            self.transport,
+            uniform_NG=cells.uniform,
+            deviation_NG=self.log_factor(cells),
         )
 
 
 def solve_response(
-    deviation: Float[Tensor, "cells genes"],
-    draws: CellDraws,
+    pilot: ResponseCells,
     *,
-    counts: Int[Tensor, "cells genes"],
-    library_size: Float[Tensor, " cells"],
     target: Float[Tensor, " genes"],
     dispersion: Float[Tensor, " genes"],
     dependence: Float[Tensor, " genes"],
@@ -90,25 +105,26 @@ def solve_response(
 
     Parameters
     ----------
-    deviation, draws, counts, library_size
-        Pilot cells: decoded latent responses, random numbers, partners.
+    pilot
+        Cells that stand for the population.
     target
         Mean log1p value to reach per gene.
     dispersion
         Response dispersion per gene.
     dependence
-        How closely each gene of a cell follows the cell's latent response, from 0 to 1.
+        How closely each gene follows the cell's latent response, from 0 to 1.
 
     Returns
     -------
     A plan under which the mean of the pilot's expected log1p values is the target.
     """
-    spread = deviation.std(0, correction=0)
+    spread = pilot.deviation.std(0, correction=0)
+    flat = spread <= _FLAT * spread.max()
     plan = ResponsePlan(
-        centre=deviation.mean(0),
-        spread=torch.where(spread > _FLAT, spread, 1.0),
+        centre=pilot.deviation.mean(0),
+        spread=torch.where(flat, 1.0, spread),
         factors=ResponseFactors(dispersion),
-        dependence=torch.where(spread > _FLAT, dependence, 0.0),
+        dependence=torch.where(flat, 0.0, dependence),
         transport=TransportPlan(
             adds=torch.zeros_like(target, dtype=torch.bool),
             scale=torch.ones_like(target),
@@ -116,7 +132,7 @@ def solve_response(
         ),
     )
     transport = solve_transport(
-        counts, library_size, target, deviation_NG=plan.log_factor(deviation, draws)
+        pilot.counts, pilot.library_size, target, deviation_NG=plan.log_factor(pilot)
     )
     return replace(plan, transport=transport)
 

@@ -111,9 +111,12 @@ class LatentSampler:
             x = self._run(denoise, named, schedule=schedule, config=config, seed=seed)
             for (task, _), part in zip(chunk, x, strict=True):
                 done[task].append(part)
-        width = len(self.denoiser.network.control.weight[0])  # type: ignore[union-attr,index]
-        empty = torch.zeros(0, config.set_size, width, device=self.device)
-        return [torch.cat(parts) if parts else empty for parts in done], calls.nfe
+        none = [
+            torch.zeros(0, config.set_size, len(task.shift), device=self.device) for task in tasks
+        ]
+        return [
+            torch.cat([empty, *parts]) for empty, parts in zip(none, done, strict=True)
+        ], calls.nfe
 
     def _run(
         self,
@@ -130,7 +133,7 @@ class LatentSampler:
             [self._context(task, sets, config, most_members=most) for task, sets in chunk]
         )
         keys = torch.cat([task.keys(sets, config, seed) for task, sets in chunk]).to(self.device)
-        state = State.initial(keys, context.partner.shape[-1], config.sigma_max)
+        state = State.initial(keys, context.shift.shape[-1], config.sigma_max)
         x = sample(denoise, state, schedule, context, sampler=config.sampler).x
         return list(torch.split(x, [len(sets) for _, sets in chunk]))
 

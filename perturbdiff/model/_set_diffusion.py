@@ -1,6 +1,7 @@
 """The set diffusion model as a user holds it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import scipy.sparse as sp
@@ -9,7 +10,9 @@ from anndata import AnnData
 
 from perturbdiff._errors import NotFittedError
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
+from perturbdiff.data import Registry
 from perturbdiff.data._splits import Holdout
+from perturbdiff.model._bundle import Parts, write_bundle
 from perturbdiff.model._fitted import Fitted
 from perturbdiff.model._learning import learn, prepare_lesson
 from perturbdiff.model._predictor import (
@@ -20,6 +23,7 @@ from perturbdiff.model._predictor import (
     require_counts,
     written_baselines,
 )
+from perturbdiff.model._saved import fitted_parts, restore_fitted
 from perturbdiff.model._training_data import prepare
 from perturbdiff.train._fit import TrainerOptions
 
@@ -33,7 +37,10 @@ class SetDiffusion(Predictor):
     """
 
     kind = "set_diffusion"
+    seed = 0
+    split_hash = ""
     _fitted: Fitted | None = None
+    _checksum: str | None = None
 
     @property
     def fitted(self) -> Fitted:
@@ -90,10 +97,10 @@ class SetDiffusion(Predictor):
         data = prepare(
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
         )
-        network = _shrunk(network, data.loadings.shape[1])
         lesson = prepare_lesson(data, network, config, seed=seed)
         self._fitted = learn(lesson, config, options=options or TrainerOptions(), seed=seed)
         self.registry, self.split_hash, self.seed = data.registry, data.split_hash, seed
+        self._checksum = None
         return self
 
     def predict(
@@ -164,6 +171,7 @@ class SetDiffusion(Predictor):
             set_size=config.set_size,
             provenance={
                 "model": self.kind,
+                "bundle_checksum": self.checksum,
                 "seed": seed,
                 "sampler": config.sampler,
                 "n_steps": config.n_steps,
@@ -174,19 +182,55 @@ class SetDiffusion(Predictor):
             },
         )
 
+    @property
+    def checksum(self) -> str:
+        """Fingerprint of everything that was learnt, the same before saving and after loading.
+
+        Raises
+        ------
+        NotFittedError
+            Before ``fit``.
+        """
+        if self._checksum is None:
+            self._checksum = self._parts().checksum
+        return self._checksum
+
+    def save(self, path: str | Path) -> None:
+        """Save as one folder of JSON and safetensors that :func:`~perturbdiff.load` reads.
+
+        It holds means and variances of the training conditions, and no cells.
+
+        Parameters
+        ----------
+        path
+            Folder to make.
+
+        Raises
+        ------
+        BundleError
+            When there is something at that path already.
+        NotFittedError
+            Before ``fit``.
+        """
+        write_bundle(self._parts(), Path(path))
+
+    def _parts(self) -> Parts:
+        plain, arrays = fitted_parts(self.fitted)
+        plain["fit"] = {"seed": self.seed, "split_hash": self.split_hash}
+        plain["registry"] = self.registry.to_json()
+        return Parts(kind=self.kind, plain=plain, arrays=arrays)
+
+    @classmethod
+    def from_parts(cls, parts: Parts) -> Self:
+        """The model that these are the parts of, on the CPU."""
+        model = cls(Registry.from_json(parts.plain["registry"]))
+        model._fitted = restore_fitted(model.registry, parts.plain, parts.arrays)
+        fit = parts.plain["fit"]
+        model.seed, model.split_hash = fit["seed"], fit["split_hash"]
+        return model
+
     def to(self, device: str | torch.device) -> Self:
         """The model with its network on another device."""
         self.fitted.denoiser.to(device)
         self.fitted.codec.to(device)
         return self
-
-
-def _shrunk(network: NetworkConfig, n_axes: int) -> NetworkConfig:
-    """The same network on no more axes than the data has."""
-    return NetworkConfig(
-        n_axes=min(network.n_axes, n_axes),
-        width=network.width,
-        n_blocks=network.n_blocks,
-        n_heads=network.n_heads,
-        expansion=network.expansion,
-    )

@@ -1,7 +1,7 @@
-"""Expression codec: genes to latent axes, latent axes to a response of every gene.
+"""Expression codec: genes to axes, and the latent response of a cell back to every gene.
 
 Everything is looked up by gene: permuting genes together with the buffers permutes the response.
-N cells, G genes, K latent axes.
+N cells, G genes, A cell axes, K latent axes.
 """
 
 from jaxtyping import Bool, Float
@@ -9,42 +9,45 @@ from torch import Tensor, nn
 
 
 class ExpressionCodec(nn.Module):
-    """Linear maps between genes and latent axes.
+    """Linear maps between genes and two sets of axes.
+
+    Control cells are told apart along *cell axes*. Treated cells of one population differ along
+    *response axes*; a cell's place on them is the latent value that the diffusion model generates.
 
     Parameters
     ----------
-    loadings
-        Principal axes, orthonormal columns.
-    cell_scale
-        Spread of control cells along each axis.
-    residual_scale
-        Spread of differences between treated cells and their partners.
+    cell_axes
+        Weight of each gene in each cell axis.
+    encoder
+        Weight of each gene in each latent axis.
+    decoder
+        What each latent axis says about each gene, up to a scale per gene.
     """
 
-    loadings: Tensor
-    cell_scale: Tensor
-    residual_scale: Tensor
+    cell_axes: Tensor
+    encoder: Tensor
+    decoder: Tensor
 
     def __init__(
         self,
-        loadings: Float[Tensor, "genes latent"],
+        cell_axes: Float[Tensor, "genes axes"],
         *,
-        cell_scale: Float[Tensor, " latent"],
-        residual_scale: Float[Tensor, " latent"],
+        encoder: Float[Tensor, "genes latent"],
+        decoder: Float[Tensor, "genes latent"],
     ) -> None:
         super().__init__()
-        self.register_buffer("loadings", loadings)
-        self.register_buffer("cell_scale", cell_scale)
-        self.register_buffer("residual_scale", residual_scale)
+        self.register_buffer("cell_axes", cell_axes)
+        self.register_buffer("encoder", encoder)
+        self.register_buffer("decoder", decoder)
 
-    def to_latent(
+    def cells(
         self,
         log1p: Float[Tensor, "*cells genes"],
         centre: Float[Tensor, " genes"],
         *,
         present: Bool[Tensor, " genes"] | None = None,
-    ) -> Float[Tensor, "*cells latent"]:
-        """Cells in latent axes, in units of the spread of control cells.
+    ) -> Float[Tensor, "*cells axes"]:
+        """Cells along the cell axes.
 
         Parameters
         ----------
@@ -58,14 +61,27 @@ class ExpressionCodec(nn.Module):
 
         Returns
         -------
-        Latent values.
+        Values along each axis.
         """
-        loadings = self.loadings
-        if present is not None:
-            loadings = loadings * present[:, None]
-            loadings = loadings / loadings.square().sum(0).clamp(min=1e-6)
-        return (log1p - centre) @ loadings / self.cell_scale
+        return (log1p - centre) @ _of_present(self.cell_axes, present)
+
+    def to_latent(
+        self,
+        log1p: Float[Tensor, "*cells genes"],
+        centre: Float[Tensor, " genes"],
+        *,
+        present: Bool[Tensor, " genes"] | None = None,
+    ) -> Float[Tensor, "*cells latent"]:
+        """Treated cells along the response axes; arguments as in :meth:`cells`."""
+        return (log1p - centre) @ _of_present(self.encoder, present)
 
     def deviation(self, x0: Float[Tensor, "*cells latent"]) -> Float[Tensor, "*cells genes"]:
-        """Difference from the partner that a latent value stands for, in log1p units."""
-        return (x0 * self.residual_scale) @ self.loadings.mT
+        """What a latent value says of each gene, up to the gene's scale."""
+        return x0 @ self.decoder.mT
+
+
+def _of_present(weights: Tensor, present: Tensor | None) -> Tensor:
+    if present is None:
+        return weights
+    kept = weights * present[:, None]
+    return kept * (weights.square().sum(0) / kept.square().sum(0).clamp(min=1e-12))

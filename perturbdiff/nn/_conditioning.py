@@ -22,7 +22,7 @@ class Conditioning(nn.Module):
     ----------
     width
         Of the result.
-    n_axes
+    n_latent
         Latent axes, in which the effect prior's shift is given.
     n_perturbations
         Known perturbations; a combination is the sum of its members, in no order.
@@ -38,7 +38,7 @@ class Conditioning(nn.Module):
         self,
         width: int,
         *,
-        n_axes: int,
+        n_latent: int,
         n_perturbations: int,
         n_features: int,
         covariate_sizes: Sequence[int],
@@ -53,7 +53,7 @@ class Conditioning(nn.Module):
         self.covariates = nn.ModuleList(
             nn.Embedding(size + 1, width, padding_idx=0) for size in covariate_sizes
         )
-        self.shift = nn.Linear(n_axes + 1, width)
+        self.shift = nn.Linear(n_latent + 1, width)
         self.null = nn.Parameter(torch.zeros(width))
         self.mix = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)

@@ -1,7 +1,7 @@
 """The raw network of the diffusion model: sets of cells in, sets of cells out.
 
 Permuting cells permutes the output, permuting control cells changes nothing, masked cells are
-invisible: no part of it knows a position. B sets, S cells, R control cells, K latent axes, D width.
+invisible: no part of it knows a position. B sets, S cells, R control cells, A cell axes, K latent axes, D width.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ class SetDenoiser(nn.Module):
         covariate_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        width, n_axes = config.width, config.n_axes
-        self.cell = nn.Linear(2 * n_axes + 1, width)
+        width, n_axes, n_latent = config.width, config.n_axes, config.n_response_axes
+        self.cell = nn.Linear(n_latent + n_axes + 1, width)
         self.control = nn.Linear(n_axes, width)
         self.no_control = nn.Parameter(torch.zeros(width))
         self.summary = nn.Linear(n_axes, width)
         self.conditioning = Conditioning(
             width,
-            n_axes=n_axes,
+            n_latent=n_latent,
             n_perturbations=n_perturbations,
             n_features=n_features,
             covariate_sizes=covariate_sizes,
@@ -58,7 +58,7 @@ class SetDenoiser(nn.Module):
             for _ in range(config.n_blocks)
         )
         self.final_norm = nn.LayerNorm(width)
-        self.out = nn.Linear(width, n_axes)
+        self.out = nn.Linear(width, n_latent)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 

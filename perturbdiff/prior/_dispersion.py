@@ -27,7 +27,8 @@ from perturbdiff.prior._transport import solve_transport
 
 GRID = (0.02, 0.1, 0.3, 1.0, 3.0, 10.0)
 _CELLS = 120
-_LEAST_SHIFT = 0.1
+LEAST_SHIFT = 0.1
+"""Shift of the mean log1p value at which a gene counts as responding."""
 _TYPICAL = 0.1
 _SHRINKAGE = 10.0
 _MOST_INFORMATION = 400.0
@@ -60,7 +61,7 @@ def measure_dispersion(
     """
     size = library_size_N.double() / DEPTH
     base = torch.log1p(counts_NG / size[:, None]).mean(0).numpy()
-    moved = np.abs(mean - base) > _LEAST_SHIFT
+    moved = np.abs(mean - base) > LEAST_SHIFT
     out = np.full(len(mean), np.nan)
     genes = torch.from_numpy(np.flatnonzero(moved))
     if not len(genes):

@@ -160,10 +160,20 @@ def choose_steps(
 
 
 def two_folds(populations: Sequence[Population]) -> list[tuple[list[Population], list[Population]]]:
-    """Training and held-out populations of two folds, alike in size: dealt by number of cells."""
+    """Training and held-out populations of two folds, each holding out about a quarter.
+
+    Parameters
+    ----------
+    populations
+        Training conditions, at least 4.
+
+    Returns
+    -------
+    Two pairs. Held-out parts do not overlap and hold conditions of all sizes.
+    """
     by_size = sorted(populations, key=lambda population: (-len(population.x0), population.name))
-    halves = by_size[0::4] + by_size[3::4], by_size[1::4] + by_size[2::4]
-    return [(halves[1], halves[0]), (halves[0], halves[1])]
+    held = by_size[1::4], by_size[2::4]
+    return [([p for p in by_size if p not in part], list(part)) for part in held]
 
 
 def _checkpoints(directory: Path | None) -> list[Callback]:

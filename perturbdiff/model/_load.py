@@ -1,0 +1,43 @@
+"""Opening a saved model, whatever kind it is."""
+
+from pathlib import Path
+
+import torch
+
+from perturbdiff._errors import BundleError, listed
+from perturbdiff.model._bundle import read_bundle
+from perturbdiff.model._set_diffusion import SetDiffusion
+
+_KINDS = {model.kind: model for model in (SetDiffusion,)}
+
+
+def load(path: str | Path, *, device: str | torch.device = "cpu") -> SetDiffusion:
+    """Open a model that was saved.
+
+    Parameters
+    ----------
+    path
+        Folder that ``save`` wrote.
+    device
+        Where the network shall be.
+
+    Returns
+    -------
+    A model that predicts exactly what the saved one did on the same kind of machine.
+
+    Raises
+    ------
+    BundleError
+        When the folder is missing, damaged, or newer than this version of the package.
+    """
+    path = Path(path)
+    parts = read_bundle(path)
+    if parts.kind not in _KINDS:
+        msg = f"The bundle {path} holds a {parts.kind!r}; known kinds: {listed(_KINDS)}."
+        raise BundleError(msg)
+    try:
+        model = _KINDS[parts.kind].from_parts(parts)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        msg = f"The bundle {path} lacks what a {parts.kind} is made of: {error}. Save it anew."
+        raise BundleError(msg) from error
+    return model.to(device)

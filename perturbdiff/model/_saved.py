@@ -1,0 +1,127 @@
+"""What a fitted set diffusion model is made of, as plain values and tensors, and back.
+
+Of the training cells only means, variances and numbers of cells per condition are kept; what the
+priors learned from single control cells is kept as coefficients.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perturbdiff._typing import Json
+from perturbdiff.config import NetworkConfig, TrainConfig
+from perturbdiff.data import Condition, Registry
+from perturbdiff.model._fitted import Fitted
+from perturbdiff.model._latent import Vocabulary
+from perturbdiff.model._learning import new_task
+from perturbdiff.model._training_data import prior_features
+from perturbdiff.nn import ExpressionCodec
+from perturbdiff.prior import EffectPrior, MixtureLogRatio
+from perturbdiff.prior._carried import ClassifierCache
+from perturbdiff.prior._dispersion import ResponseDispersion
+
+_ARRAYS = ("mean", "loadings")
+_NUMBERS = ("dependence", "n_shown")
+
+
+def fitted_parts(fitted: Fitted) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """Plain values and tensors of a fitted model.
+
+    Parameters
+    ----------
+    fitted
+        What was learnt.
+
+    Returns
+    -------
+    Contents of ``settings.json`` and ``prior.json``, and tensors by name.
+    """
+    prior = fitted.prior.state()
+    prior["context.axes"] = prior["context.axes"][:0]
+    prior["context.kept"] = [0 for _ in prior["context.kept"]]
+    classifiers = fitted.mixture.classifiers.state(fitted.mixture.conditions)
+    prior["classifiers"] = len(classifiers)
+    for number, classifier in enumerate(classifiers):
+        prior |= {f"classifier.{number}.{key}": value for key, value in classifier.items()}
+    plain, arrays = _apart(prior)
+    tensors = {
+        **_prefixed("denoiser", fitted.denoiser.state_dict()),
+        **_prefixed("codec", fitted.codec.state_dict()),
+        **_prefixed("prior", _tensors(arrays)),
+        **_prefixed("dispersion", _tensors(vars(fitted.dispersion))),
+        **_tensors({name: getattr(fitted, name) for name in _ARRAYS}),
+    }
+    settings: dict[str, Json] = {
+        "network": asdict(fitted.network),
+        **{name: getattr(fitted, name) for name in _NUMBERS},
+    }
+    return {"settings": settings, "prior": plain}, tensors
+
+
+def restore_fitted(
+    registry: Registry, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Fitted:
+    """The model that :func:`fitted_parts` was taken from; nothing is fitted again.
+
+    Parameters
+    ----------
+    registry
+        Names that it was fitted with.
+    plain, tensors
+        Its parts.
+
+    Returns
+    -------
+    A model on the CPU.
+    """
+    settings = plain["settings"]
+    state = {**plain["prior"], **_numpy(_under("prior", tensors))}
+    classifiers = ClassifierCache.from_state(
+        [_under(f"classifier.{number}", state) for number in range(state["classifiers"])]
+    )
+    prior = EffectPrior.from_state(state, classifiers=classifiers)
+    features = prior_features(registry.features)
+    conditions = [Condition(c.members, c.context.covariates) for c in prior.conditions]
+    vocabulary = Vocabulary.of(registry, conditions, features)
+    network = NetworkConfig(**settings["network"])
+    denoiser = new_task(vocabulary, network, TrainConfig(), seed=0).averaged.eval()
+    denoiser.load_state_dict(_under("denoiser", tensors))
+    return Fitted(
+        network=network,
+        denoiser=denoiser,
+        codec=ExpressionCodec(**_under("codec", tensors)),
+        vocabulary=vocabulary,
+        prior=prior,
+        mixture=MixtureLogRatio(classifiers=classifiers).fit(prior.conditions, features=features),
+        dispersion=ResponseDispersion(**_numpy(_under("dispersion", tensors))),
+        mean=tensors["mean"].numpy(),
+        loadings=tensors["loadings"].numpy(),
+        **{name: settings[name] for name in _NUMBERS},
+    )
+
+
+def _apart(state: Mapping[str, Any]) -> tuple[dict[str, Json], dict[str, np.ndarray]]:
+    """Plain values, and arrays."""
+    arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+    return {key: value for key, value in state.items() if key not in arrays}, arrays
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _prefixed(prefix: str, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{key}": value for key, value in entries.items()}
+
+
+def _under(prefix: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    start = f"{prefix}."
+    return {key.removeprefix(start): v for key, v in entries.items() if key.startswith(start)}
