@@ -71,6 +71,7 @@ class Fitted:
     dispersion: ResponseDispersion
     dependence: float
     n_shown: int
+    steps: int = 0  # that the weights were trained for
 
     def __post_init__(self) -> None:
         self.sampler = LatentSampler(self.denoiser, self.vocabulary, self.n_shown)

@@ -151,6 +151,7 @@ def learn(
     data = SetDataModule(lesson.populations, config=config, seed=seed)
     train(task, data, steps=steps, options=options)
     lesson.fitted.denoiser.load_state_dict(task.averaged.state_dict())
+    lesson.fitted.steps = steps
     return lesson.fitted
 
 
