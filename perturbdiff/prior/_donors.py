@@ -16,8 +16,7 @@ from perturbdiff.prior._summary import ConditionSummary, ContextSummary, PriorQu
 
 SMALL = 50.0
 """Cells at which a donor counts for half: shares are multiplied by n / (n + SMALL)."""
-_PENALTY = 0.02
-_MOST_CELLS = 250
+_LOOSENESS = 2.5  # inverse penalty, for cells whose total variance is one
 
 Features = Mapping[str, np.ndarray]
 
@@ -131,19 +130,24 @@ class ContextClassifier:
     Multinomial logistic regression on principal axes, strongly regularised, classes balanced.
     """
 
-    def __init__(self, contexts: Sequence[ContextSummary], *, penalty: float = _PENALTY) -> None:
+    def __init__(self, contexts: Sequence[ContextSummary]) -> None:
         self._names = [context.covariates for context in contexts]
         self._model: LogisticRegression | None = None
         if len(contexts) > 1:
-            cells = [context.axes[:_MOST_CELLS] for context in contexts]
-            labels = np.repeat(np.arange(len(cells)), [len(part) for part in cells])
-            self._model = LogisticRegression(C=penalty, max_iter=300, class_weight="balanced")
-            self._model.fit(np.concatenate(cells), labels)
+            cells = np.concatenate([context.axes for context in contexts])
+            labels = np.repeat(np.arange(len(contexts)), [len(c.axes) for c in contexts])
+            self._scale = float(np.sqrt(cells.var(0).sum())) or 1.0
+            # Newton steps converge in a dozen iterations whatever the shape of the cloud.
+            self._model = LogisticRegression(
+                C=_LOOSENESS, max_iter=300, class_weight="balanced", solver="newton-cg"
+            )
+            self._model.fit(cells / self._scale, labels)
 
     def state(self) -> dict[str, Any]:
         """Names of the contexts, and coefficients where there is more than one."""
         state: dict[str, Any] = {"contexts": [list(name) for name in self._names]}
         if self._model is not None:
+            state["scale"] = self._scale
             state["coefficients"] = self._model.coef_
             state["intercepts"] = self._model.intercept_
         return state
@@ -159,12 +163,12 @@ class ContextClassifier:
             model.intercept_ = np.asarray(state["intercepts"])
             model.classes_ = np.arange(len(found._names))
             model.n_features_in_ = model.coef_.shape[1]
-            found._model = model
+            found._model, found._scale = model, float(state["scale"])
         return found
 
     def shares(self, context: ContextSummary) -> dict[tuple[str, ...], float]:
         """Average class probability of the control cells, by context."""
         if self._model is None:
             return dict.fromkeys(self._names, 1.0)
-        chance = self._model.predict_proba(context.axes).mean(0)
+        chance = self._model.predict_proba(context.axes / self._scale).mean(0)
         return {self._names[i]: float(p) for i, p in zip(self._model.classes_, chance, strict=True)}
