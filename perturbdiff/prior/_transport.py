@@ -64,20 +64,26 @@ def _thinned(
 
 
 def _added(
-    counts: Tensor, size: Tensor, rate: Tensor, *, dispersion: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Expected log1p after addition, and its derivative in the rate; arguments broadcast."""
-    t, weight, tail = _nodes(size)
-    miss = -torch.expm1(-t / size[..., None])
-    thrown = rate[..., None] * miss
-    spread = dispersion[..., None]
-    damped = spread * thrown
-    safe = torch.where(spread > 0, spread, 1.0)
-    exponent = torch.where(spread > 0, torch.log1p(damped) / safe, thrown)
-    power = (-exponent - counts[..., None] * (t / size[..., None])).exp()
-    slope = miss * power / (1 + damped)
-    mean = (counts + rate) / size
-    return (1 - power) @ weight + tail * mean, slope @ weight + tail / size
+    counts_NG: Tensor, size_N: Tensor, rate_NG: Tensor, *, dispersion_G: Tensor
+) -> tuple[Float[Tensor, "cells genes"], Float[Tensor, "cells genes"]]:
+    """Expected log1p after addition, and its derivative in the rate."""
+    t, weight, tail = _nodes(size_N)
+    fall_NQ = t / size_N[:, None]
+    miss_NQ = -torch.expm1(-fall_NQ)
+    thrown = rate_NG[..., None] * miss_NQ[:, None]
+    exponent, damping = thrown, None
+    if bool((dispersion_G > 0).any()):
+        spread = dispersion_G[:, None]
+        scaled = spread * thrown
+        damping = 1 + scaled
+        mixed = torch.log1p(scaled) / torch.where(spread > 0, spread, 1.0)
+        exponent = torch.where(spread > 0, mixed, thrown)
+    power = (-exponent - counts_NG[..., None] * fall_NQ[:, None]).exp()
+    slope = miss_NQ[:, None] * power
+    if damping is not None:
+        slope = slope / damping
+    mean = (counts_NG + rate_NG) / size_N[:, None]
+    return (1 - power) @ weight + tail * mean, slope @ weight + tail / size_N[:, None]
 
 
 def _width(n_cells: int) -> int:
@@ -146,15 +152,14 @@ def _solve_thinning(
 def _solve_addition(
     counts_NG: Tensor, size_N: Tensor, target_G: Tensor, *, lift_NG: Tensor, spread_G: Tensor
 ) -> Tensor:
-    counts, size = counts_NG.to(size_N), size_N[:, None].expand_as(lift_NG)
-    spread = spread_G.expand_as(counts)
+    counts, size = counts_NG.to(size_N), size_N[:, None]
 
     def rough(scale_G: Tensor) -> Pair:
         level = size + counts + scale_G * lift_NG
         return (level / size).log().mean(0), (lift_NG / level).mean(0)
 
     def exact(scale_G: Tensor) -> Pair:
-        expected, change = _added(counts, size, scale_G * lift_NG, dispersion=spread)
+        expected, change = _added(counts, size_N, scale_G * lift_NG, dispersion_G=spread_G)
         return expected.mean(0), (change * lift_NG).mean(0)
 
     start = torch.zeros_like(target_G)
@@ -224,17 +229,17 @@ def expected_log1p(
 ) -> Float[Tensor, "cells genes"]:
     """Expected log1p value of every cell and gene under the plan, without a draw."""
     size_N = _sizes(library_size_N, counts_NG)
-    counts = counts_NG.to(size_N.dtype)
-    lift = plan.scale.expand_as(counts)
+    lift = plan.scale.to(size_N).expand(len(size_N), -1)
     if deviation_NG is not None:
         lift = lift * deviation_NG.to(size_N).exp()
-    size = size_N[:, None].expand_as(counts)
-    spread = plan.dispersion.expand_as(counts)
-    out = torch.zeros_like(counts)
-    genes = torch.arange(counts.shape[1], device=counts.device)
-    for part in torch.split(genes, _width(len(size_N))):
-        here = counts[:, part], size[:, part], lift[:, part]
-        added, _ = _added(here[0], here[1], here[2] * here[1], dispersion=spread[:, part])
-        kept, _ = _thinned(*(x.flatten() for x in (*here[:2], here[2].clamp_max(1.0))))
-        out[:, part] = torch.where(plan.adds[part], added, kept.view_as(added))
+    row, gene = (counts_NG * ~plan.adds).nonzero(as_tuple=True)
+    width = _CHUNK // _N_NODES
+    entries = counts_NG[row, gene].to(size_N), size_N[row], lift[row, gene].clamp_max(1.0)
+    parts = zip(*(torch.split(x, width) for x in entries), strict=True)
+    kept = torch.cat([_thinned(*part)[0] for part in parts])
+    out = torch.zeros_like(lift).index_put((row, gene), kept)
+    for part in torch.split(plan.adds.nonzero()[:, 0], _width(len(size_N))):
+        rate, counts = lift[:, part] * size_N[:, None], counts_NG[:, part].to(size_N)
+        added, _ = _added(counts, size_N, rate, dispersion_G=plan.dispersion[part].to(size_N))
+        out = out.index_copy(1, part, added)
     return out
