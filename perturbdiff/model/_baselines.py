@@ -156,7 +156,13 @@ class BaselinePredictor(Predictor):
         )
         if cells == "transport":
             require_counts(question.controls)
-        by_context = controls_by_context(question, loadings=self._loadings, mean=self._mean)
+        by_context = controls_by_context(
+            question,
+            self.registry,
+            loadings=self._loadings,
+            mean=self._mean,
+            known=self.fitted.conditions,
+        )
         own = {condition: by_context[condition.context] for condition in question.conditions}
         means = {c: self.fitted.predict_mean(own[c].question(c)) for c in own}
         make = self._transported if cells == "transport" else self._shifted

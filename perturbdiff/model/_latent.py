@@ -1,4 +1,4 @@
-"""Training conditions in latent space: where treated cells lie, and which control cells are partners.
+"""Training conditions in latent space: where treated cells lie, and who their partners are.
 
 N cells, G genes, A cell axes, K latent axes, C conditions.
 """

@@ -209,7 +209,7 @@ def _choose_dependence(
         for condition, summary in held[:_JUDGED_CONDITIONS]:
             own = _controls_of(data, controls[condition.context], condition)
             truth = project(data.cells.log1p[rows[condition]].toarray())
-            made = _shapes(lesson, judge, own, condition, summary, seed=seed)
+            made = _shapes(lesson, judge, own, condition=condition, summary=summary, seed=seed)
             distance += [centred_energy_distance(project(x), truth, seed=seed) for x in made]
     logger.info("centred energy distance by dependence %s: %s", _DEPENDENCE, distance.round(3))
     return _DEPENDENCE[int(distance.argmin())]
@@ -219,9 +219,9 @@ def _shapes(
     lesson: Lesson,
     judge: Fitted,
     own: Controls,
+    *,
     condition: Condition,
     summary: ConditionSummary,
-    *,
     seed: int,
 ) -> Iterator[Float[np.ndarray, "cells genes"]]:
     """Log1p values of cells of a condition around its true mean, one array a dependence."""

@@ -13,8 +13,9 @@ from perturbdiff._constants import VERSION
 from perturbdiff._errors import NotFittedError, ScaleError, UndefinedBaselineError
 from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode
 from perturbdiff.data._comparison import reading_notes
+from perturbdiff.model._panel import Panel, on_all_genes
 from perturbdiff.model._questions import Controls
-from perturbdiff.prior import Baseline
+from perturbdiff.prior import Baseline, ConditionSummary
 
 
 class Predictor(ABC):
@@ -90,14 +91,40 @@ def require_counts(cells: Cells) -> None:
 
 
 def controls_by_context(
-    question: Question, *, loadings: Float[np.ndarray, "genes axes"], mean: np.ndarray
+    question: Question,
+    registry: Registry,
+    *,
+    loadings: Float[np.ndarray, "genes axes"],
+    mean: Float[np.ndarray, " genes"],
+    known: Sequence[ConditionSummary],
 ) -> dict[tuple[str, ...], Controls]:
-    """Control cells of every context that is asked about."""
-    rows = question.controls.controls()
-    contexts = dict.fromkeys(condition.context for condition in question.conditions)
+    """Control cells of every context that is asked about.
+
+    Parameters
+    ----------
+    question
+        What is asked.
+    registry
+        Of the fitted model.
+    loadings, mean
+        Principal axes and mean of training cells.
+    known
+        Training conditions; their contexts stand in for genes that the file lacks.
+
+    Returns
+    -------
+    Controls by context, on all genes of the model.
+    """
+    cells, panel = question.controls, None
+    if cells.genes != registry.genes:
+        cells, present = on_all_genes(cells, registry.genes)
+        contexts = {summary.context.covariates: summary.context for summary in known}
+        panel = Panel(present, tuple(contexts[name] for name in sorted(contexts)))
+    rows = cells.controls()
+    asked = dict.fromkeys(condition.context for condition in question.conditions)
     return {
-        context: Controls(question.controls.take(rows[context]), context, loadings, mean)
-        for context in contexts
+        context: Controls(cells.take(rows[context]), context, loadings, mean, panel)
+        for context in asked
     }
 
 

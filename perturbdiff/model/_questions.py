@@ -14,6 +14,7 @@ from torch import Tensor
 
 from perturbdiff._random import stream_key, uniform
 from perturbdiff.data import Cells, Condition
+from perturbdiff.model._panel import Panel
 from perturbdiff.model._training_data import question_of
 from perturbdiff.prior import ContextSummary, PriorQuestion, summarise_context
 
@@ -26,6 +27,7 @@ class Controls:
     context: tuple[str, ...]
     loadings: Float[np.ndarray, "genes axes"]
     mean: Float[np.ndarray, " genes"]  # of training cells
+    panel: Panel | None = None  # where genes are missing
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -33,12 +35,16 @@ class Controls:
     @cached_property
     def summary(self) -> ContextSummary:
         """What the priors look at."""
-        axes = self.cells.log1p @ self.loadings - self.mean @ self.loadings
-        return summarise_context(self.cells.log1p, axes, covariates=self.context)
+        loadings = self.loadings if self.panel is None else self.panel.axes(self.loadings)
+        axes = self.cells.log1p @ loadings - self.mean @ loadings
+        summary = summarise_context(self.cells.log1p, axes, covariates=self.context)
+        return summary if self.panel is None else self.panel.filled(summary)
 
     def along(self, axes: Float[Tensor, "genes axes"]) -> Float[Tensor, "cells axes"]:
         """All cells along the axes, less their mean."""
-        values = torch.from_numpy(np.asarray(self.cells.log1p @ axes.double().numpy()))
+        weights = axes.double().numpy()
+        weights = weights if self.panel is None else self.panel.axes(weights)
+        values = torch.from_numpy(np.asarray(self.cells.log1p @ weights))
         return (values - values.mean(0)).float()
 
     def counts(self, rows: Int[Tensor, " cells"]) -> Int[Tensor, "cells genes"]:
@@ -60,6 +66,10 @@ class Controls:
         """Fingerprint of the cells: names, counts and library sizes."""
         content = blake2b(digest_size=16)
         content.update("\0".join(self.cells.names).encode())
+        if self.cells.library_size is not None:
+            content.update(np.ascontiguousarray(self.cells.library_size).tobytes())
+        if self.panel is not None:
+            content.update(self.panel.present.tobytes())
         for matrix in (self.cells.log1p, self.cells.counts):
             if matrix is not None:
                 for part in (matrix.data, matrix.indices, matrix.indptr):

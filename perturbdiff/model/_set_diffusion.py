@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import scipy.sparse as sp
 import torch
@@ -103,7 +103,7 @@ class SetDiffusion(Predictor):
         self._checksum = None
         return self
 
-    def predict(
+    def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
         adata: AnnData,
         *,
@@ -114,6 +114,7 @@ class SetDiffusion(Predictor):
         doses: Sequence[float] | None = None,
         times: Sequence[float] | None = None,
         sample: SampleConfig | None = None,
+        missing_genes: Literal["refuse", "infer"] = "refuse",
     ) -> AnnData:
         """Predicted cells of every perturbation in every context.
 
@@ -133,6 +134,9 @@ class SetDiffusion(Predictor):
             Where the model was told of such columns.
         sample
             Sampler, steps, guidance.
+        missing_genes
+            ``"refuse"`` a file that lacks genes of the model, or take the others and predict all
+            (``"infer"``): absent genes start from no counts, at the level of known contexts.
 
         Returns
         -------
@@ -146,11 +150,23 @@ class SetDiffusion(Predictor):
         """
         config = sample or SampleConfig()
         question = self._ask(
-            adata, perturbations, contexts=contexts, n_cells=n_cells, doses=doses, times=times
+            adata,
+            perturbations,
+            contexts=contexts,
+            n_cells=n_cells,
+            doses=doses,
+            times=times,
+            missing_genes=missing_genes,
         )
         require_counts(question.controls)
         fitted = self.fitted
-        controls = controls_by_context(question, loadings=fitted.loadings, mean=fitted.mean)
+        controls = controls_by_context(
+            question,
+            self.registry,
+            loadings=fitted.loadings,
+            mean=fitted.mean,
+            known=fitted.prior.conditions,
+        )
         own = [controls[condition.context] for condition in question.conditions]
         targets = [
             fitted.target(condition, control)
