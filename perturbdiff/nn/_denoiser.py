@@ -1,7 +1,9 @@
 """The raw network of the diffusion model: sets of cells in, sets of cells out.
 
 Permuting cells permutes the output, permuting control cells changes nothing, masked cells are
-invisible: no part of it knows a position. B sets, S cells, R control cells, A cell axes, K latent axes, D width.
+invisible: no part of it knows a position.
+
+B sets, S cells, R control cells, A cell axes, K latent axes, D width.
 """
 
 from collections.abc import Sequence
