@@ -3,7 +3,7 @@
 N cells, G genes, K principal axes.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -142,9 +142,10 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     found = read_rows(reference.obs, registry.columns)
     guess = read_rows(pred.obs, registry.columns)
     _check_truth(guess.conditions, found.conditions)
+    own = replace(registry, layer=None, library_size_key=None)  # X says its scale
     return Comparison(
         registry=registry,
-        pred=read_cells(pred, registry, guess, measured=gene_names(pred)),
+        pred=read_cells(pred, own, guess, measured=gene_names(pred)),
         reference=read_cells(reference, registry, found, measured=gene_names(reference)),
         stated=stated_means(pred, registry.genes),
     )

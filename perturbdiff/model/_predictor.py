@@ -153,7 +153,7 @@ def written_baselines(
         if width:
             stored[name] = np.stack(
                 [np.full(width, np.nan) if isinstance(row, str) else row for row in rows]
-            ).astype(np.float32)
+            )
         if reasons := [row for row in rows if isinstance(row, str)]:
             stored[f"{name}_undefined"] = reasons[0]
     return stored

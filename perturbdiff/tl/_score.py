@@ -12,8 +12,8 @@ import pandas as pd
 from anndata import AnnData
 from jaxtyping import Float
 
-from perturbdiff._constants import UNS_KEY
-from perturbdiff._errors import MetricError, UndefinedBaselineError
+from perturbdiff._constants import DEPTH, UNS_KEY
+from perturbdiff._errors import MetricError
 from perturbdiff.data import Condition, label_of
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.metrics import (
@@ -24,7 +24,7 @@ from perturbdiff.metrics import (
     score_condition,
     split_half_ceiling,
 )
-from perturbdiff.tl._baseline_cells import ControlSample
+from perturbdiff.model._cells import moved_cells, transported_cells
 
 CEILING: Final = "split_half_ceiling"
 TRANSPORTED: Final = ("mixture_log_ratio", "effect_prior")
@@ -32,6 +32,7 @@ TRANSPORTED: Final = ("mixture_log_ratio", "effect_prior")
 
 _N_AXES = 30
 _OF_MEANS = ("pearson_shift", "mae_shift")
+_NO_COUNTS = "the reference has neither counts nor library sizes"
 _ALONE = "only one condition was predicted, so there is nothing to tell it apart from"
 
 
@@ -59,7 +60,7 @@ def score(
     Distances are taken in 30 principal axes of the reference without the cells that were predicted.
     A baseline states a mean; its cells are control cells shifted to it (``cells="shifted"``), for
     the strongest ones also control cells brought there by count transport
-    (``cells="transported"``). Where cells are shifted, Pearson and MAE are those of the stated
+    (``cells="transported"``), with the control partners that the model has for the same seed. Where cells are shifted, Pearson and MAE are those of the stated
     mean.
 
     Parameters
@@ -106,9 +107,9 @@ def _table(comparison: Comparison, model: str, seed: int) -> pd.DataFrame:
     shifts: dict[tuple[str, str], list[np.ndarray]] = {}
     true_shifts = []
     for condition in comparison.conditions:
-        control = comparison.controls(condition).log1p.toarray()
+        control = comparison.controls(condition).log1p.toarray().astype(np.float64)
         truth = comparison.measured(condition)
-        true_shifts.append(truth.mean(0) - control.mean(0))
+        true_shifts.append(truth.mean(0, dtype=np.float64) - control.mean(0))
         labels = _labels(comparison, condition)
         for candidate in _candidates(comparison, condition, model=model, seed=seed):
             row = _scored(candidate, truth, control=control, project=project, seed=seed)
@@ -148,22 +149,52 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """The model's cells, then the baselines'."""
     yield Candidate(method=model, made_by="generated", cells=comparison.predicted(condition))
-    sample = ControlSample.of(comparison.controls(condition), condition, seed=seed)
     for name, answers in comparison.stated.items():
         mean = answers[condition.name]
         for made_by in ("shifted", *(["transported"] if name in TRANSPORTED else [])):
             if isinstance(mean, str):
                 yield Candidate(method=name, made_by=made_by, reason=mean)
             elif made_by == "shifted":
-                cells = sample.shifted(mean)
+                cells = _shifted(comparison, condition, mean, seed=seed)
                 yield Candidate(method=name, made_by=made_by, cells=cells, mean=mean)
+            elif (moved := _transported(comparison, condition, mean, seed=seed)) is None:
+                yield Candidate(method=name, made_by=made_by, reason=_NO_COUNTS)
             else:
-                try:
-                    cells = sample.transported(mean)
-                except UndefinedBaselineError as error:
-                    yield Candidate(method=name, made_by=made_by, reason=str(error))
-                else:
-                    yield Candidate(method=name, made_by=made_by, cells=cells)
+                yield Candidate(method=name, made_by=made_by, cells=moved)
+
+
+def _shifted(
+    comparison: Comparison, condition: Condition, mean: Float[np.ndarray, " genes"], *, seed: int
+) -> Float[np.ndarray, "cells genes"]:
+    """As many control cells as were predicted, plus the shift, never below zero."""
+    control = comparison.controls(condition).log1p
+    moved = moved_cells(
+        control,
+        mean - np.asarray(control.mean(0, dtype=np.float64)).ravel(),
+        condition=condition.name,
+        n_cells=len(comparison.pred.conditions()[condition]),
+        seed=seed,
+    )
+    return np.asarray(moved.toarray())
+
+
+def _transported(
+    comparison: Comparison, condition: Condition, mean: Float[np.ndarray, " genes"], *, seed: int
+) -> Float[np.ndarray, "cells genes"] | None:
+    """As many control cells as were predicted, counts thinned or added to; None without counts."""
+    controls = comparison.controls(condition)
+    if controls.counts is None or controls.library_size is None:
+        return None
+    counts, size = transported_cells(
+        controls.counts,
+        controls.library_size,
+        mean,
+        genes=controls.genes,
+        condition=condition.name,
+        n_cells=len(comparison.pred.conditions()[condition]),
+        seed=seed,
+    )
+    return np.asarray(np.log1p(counts.toarray() / size[:, None] * DEPTH))
 
 
 def _scored(
@@ -200,7 +231,7 @@ def _shift(
     if candidate.mean is not None:
         return np.asarray(candidate.mean - control.mean(0))
     if candidate.cells is not None:
-        return np.asarray(candidate.cells.mean(0) - control.mean(0))
+        return np.asarray(candidate.cells.mean(0, dtype=np.float64) - control.mean(0))
     return np.full(control.shape[1], np.nan)
 
 

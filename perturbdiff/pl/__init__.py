@@ -1,0 +1,6 @@
+"""Plots of predictions beside the measured cells. matplotlib is loaded when a plot is drawn."""
+
+from perturbdiff.pl._embedding import embedding
+from perturbdiff.pl._response import response
+
+__all__ = ["embedding", "response"]

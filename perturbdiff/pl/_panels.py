@@ -1,0 +1,63 @@
+"""Figures with one panel per condition, saved or shown as asked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perturbdiff._errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_DPI = 150
+_MOST_COLUMNS = 4
+
+
+def make_panels(n_panels: int, ax: "Axes | Sequence[Axes] | None", *, size: float) -> "list[Axes]":
+    """One panel each: the caller's own, or those of a new figure.
+
+    Raises
+    ------
+    ConfigError
+        When the caller gave another number of panels than are needed.
+    """
+    if ax is not None:
+        given = list(ax) if isinstance(ax, Sequence) else [ax]
+        if len(given) != n_panels:
+            rule = f"must be {n_panels} panels, one for each condition"
+            raise ConfigError("ax", len(given), rule=rule)
+        return given
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - slow to import
+
+    n_columns = min(n_panels, _MOST_COLUMNS)
+    n_rows = -(-n_panels // n_columns)
+    figure, grid = plt.subplots(
+        n_rows,
+        n_columns,
+        figsize=(size * n_columns, size * n_rows),
+        squeeze=False,
+        layout="constrained",
+    )
+    panels = list(grid.flat)
+    for spare in panels[n_panels:]:
+        figure.delaxes(spare)
+    return panels[:n_panels]
+
+
+def finish(panels: "Sequence[Axes]", *, show: bool | None, save: str | Path | None) -> None:
+    """Save and show as asked; by default show what was neither saved nor drawn into given panels.
+
+    A figure that is saved and not shown is closed, so that many can be made in a row.
+    """
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure = panels[0].get_figure(root=True)
+    assert figure is not None  # a panel belongs to one
+    if save is not None:
+        path = Path(save)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=_DPI)
+    if show:
+        plt.show()
+    elif save is not None:
+        plt.close(figure)
