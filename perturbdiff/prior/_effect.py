@@ -35,7 +35,7 @@ _INNER_LIMIT = 12
 _DENOISING = 5.0  # cells' worth of what other contexts say about a control level
 # Relative penalty of the ridge, in the order of features, over the cube of the number of examples:
 # from two or three contexts little can be learned about how responses differ between contexts.
-_PENALTY = np.array([15.0, 15.0, 15.0, 15.0, 15.0, 150.0])
+_PENALTY = np.array([15.0, 15.0, 15.0, 15.0, 15.0, 15.0, 150.0])
 _AXES = ("context", "perturbation")
 
 
@@ -43,9 +43,10 @@ class EffectPrior(Baseline):
     """Predicts the mean response from other conditions; also tells how wrong that is when left out.
 
     Features of the shared ridge, zero where they do not apply: the base answer itself (strength);
-    mixture against process; additive against process; what changes if the control level is
-    denoised; the expressed part of the gene (a dilution common to all genes); and saturation, the
-    base answer times how far the control cells already lie along the response.
+    mixture against process, and the same for expressed genes; additive against process; what
+    changes if the control level is denoised; the expressed part of the gene (a dilution common to
+    all genes); and saturation, the base answer times how far the control cells already lie along
+    the response.
     """
 
     name = "effect_prior"
@@ -231,12 +232,14 @@ class Answers:
             saturation = _saturation(here, controls, np.stack([d.mean for d in donors]))
         added = self._added(question, process)
         base = 0.5 * (process + (mixture if donors else added))
+        expressed = 1 - np.exp(-here)
         columns = [
             base,
             mixture - process,
+            (mixture - process) * expressed,
             added - process,
             denoised - process,
-            1 - np.exp(-here),
+            expressed,
             base * saturation,
         ]
         return base, np.stack(columns, axis=1)
