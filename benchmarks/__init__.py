@@ -1,0 +1,1 @@
+"""Benchmarks: one script per question, run as ``python -m benchmarks.NAME``."""
