@@ -41,8 +41,8 @@ class NetworkConfig:
 
     n_axes: int = 40
     n_response_axes: int = 30
-    width: int = 128
-    n_blocks: int = 3
+    width: int = 96
+    n_blocks: int = 2
     n_heads: int = 4
     expansion: int = 2
 
@@ -83,9 +83,9 @@ class TrainConfig:
         Noise on the direction of the effect prior, which is never quite right at test time.
     """
 
-    max_steps: int = 1200
+    max_steps: int = 800
     check_every: int = 100
-    patience: int = 3
+    patience: int = 2
     n_sets: int = 16
     set_size: int = 32
     n_controls: int = 32
