@@ -137,7 +137,7 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
     for name in settings:
         if name not in (*_PARTS, *_PLAIN):
             raise UnknownKeyError("The run", name, known=[*_PARTS, *_PLAIN])
-    parts = {
+    parts: dict[str, Any] = {
         part: from_mapping(kind, settings[part] or {}, where=part)
         for part, kind in _PARTS.items()
         if part in settings

@@ -1,23 +1,21 @@
 """Ask a model in scanpy's manner."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from anndata import AnnData
 
 from perturbdiff.config import SampleConfig
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-class Answering(Protocol):
-    """Whatever answers questions about perturbations with cells."""
-
-    def predict(self, adata: AnnData, *, perturbations: Sequence[str], **settings: Any) -> AnnData:
-        """Predicted cells."""
+    from perturbdiff.model._predictor import Predictor
 
 
 def predict(  # noqa: PLR0913 - each is something that a question may name
     adata: AnnData,
-    model: Answering,
+    model: "Predictor",
     *,
     perturbations: Sequence[str],
     contexts: Sequence[Mapping[str, str]] | None = None,
@@ -26,6 +24,7 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     doses: Sequence[float] | None = None,
     times: Sequence[float] | None = None,
     sample: SampleConfig | None = None,
+    missing_genes: Literal["refuse", "infer"] = "refuse",
 ) -> AnnData:
     """Predict the cells of every perturbation in every context.
 
@@ -48,6 +47,9 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
         Where the model was told of such columns, in their units.
     sample
         Sampler, steps, guidance.
+    missing_genes
+        ``"refuse"`` a file that lacks genes of the model, or take the others and predict all
+        (``"infer"``).
 
     Returns
     -------
@@ -64,13 +66,16 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     NotFittedError
         When the model has learnt nothing yet.
     """
-    numbers = {name: v for name, v in (("doses", doses), ("times", times)) if v is not None}
-    return model.predict(
+    # Only what was asked for: baselines have no sampler and read no partial panels.
+    asked: dict[str, Any] = {"doses": doses, "times": times, "sample": sample}
+    if missing_genes != "refuse":
+        asked["missing_genes"] = missing_genes
+    answer: Callable[..., AnnData] = model.predict
+    return answer(
         adata,
         perturbations=perturbations,
         contexts=contexts,
         n_cells=n_cells,
         seed=seed,
-        sample=sample,
-        **numbers,
+        **{name: value for name, value in asked.items() if value is not None},
     )

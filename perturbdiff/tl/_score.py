@@ -60,8 +60,8 @@ def score(
     Distances are taken in 30 principal axes of the reference without the cells that were predicted.
     A baseline states a mean; its cells are control cells shifted to it (``cells="shifted"``), for
     the strongest ones also control cells brought there by count transport
-    (``cells="transported"``), with the control partners that the model has for the same seed. Where cells are shifted, Pearson and MAE are those of the stated
-    mean.
+    (``cells="transported"``), from the control partners that the model has for the same seed.
+    Where cells are shifted, Pearson and MAE are those of the stated mean.
 
     Parameters
     ----------
