@@ -27,6 +27,7 @@ from perturbdiff.prior import (
     CarriedLogRatio,
     CopyControl,
     EffectPrior,
+    GeneRidge,
     MeanShift,
     MixtureLogRatio,
     NearestContext,
@@ -80,8 +81,12 @@ class Fitted:
     @cached_property
     def baselines(self) -> list[Baseline]:
         """Simple answers to stand beside the model's, fitted on the same conditions."""
-        kinds = (CopyControl, MeanShift, SimilarityShift, CarriedLogRatio, Additive, NearestContext)
-        simple = [kind().fit(self.prior.conditions) for kind in kinds]
+        kinds = (
+            CopyControl, MeanShift, SimilarityShift, CarriedLogRatio, Additive, NearestContext,
+            GeneRidge,
+        )  # fmt: skip
+        features = self.vocabulary.features
+        simple = [kind().fit(self.prior.conditions, features=features) for kind in kinds]
         return [*simple, self.mixture, self.prior]
 
     @property
@@ -92,10 +97,9 @@ class Fitted:
     def target(self, condition: Condition, controls: Controls) -> Target:
         """Effect prior and response dispersion of a condition."""
         question = controls.question(condition)
-        return Target(
-            mean=self.prior.predict_mean(question),
-            dispersion=self.dispersion.predict(condition_shares(self.mixture, question)),
-        )
+        mean = self.prior.predict_mean(question)
+        shares = condition_shares(self.mixture, question)
+        return Target(mean=mean, dispersion=self.dispersion.predict(shares, mean))
 
     def respond(
         self,

@@ -178,7 +178,11 @@ def _measure(data: TrainingData, mixture: MixtureLogRatio, *, seed: int) -> Resp
             )
         )
         weights.append(information(summary.mean - summary.context.mean, summary.n_cells))
-    return ResponseDispersion(log=np.stack(logs), information=np.stack(weights))
+    return ResponseDispersion(
+        log=np.stack(logs),
+        information=np.stack(weights),
+        mean=np.stack([summary.mean for summary in mixture.conditions]),
+    )
 
 
 def _stratified(uniform_NG: Tensor) -> Tensor:
@@ -197,7 +201,7 @@ def _choose_dependence(
     data = lesson.data
     rows, controls = data.cells.conditions(), data.cells.controls()
     project = Projection(data.mean, data.loadings[:, :_AXES_OF_DISTANCE].T)
-    distance = np.zeros(len(_DEPENDENCE))
+    distances = []
     for task, names in folds:
         judge = replace(lesson.fitted, denoiser=task.averaged.eval())
         held = [
@@ -208,11 +212,22 @@ def _choose_dependence(
         held.sort(key=lambda pair: (-pair[1].n_cells, pair[0]))
         for condition, summary in held[:_JUDGED_CONDITIONS]:
             own = _controls_of(data, controls[condition.context], condition)
-            truth = project(data.cells.log1p[rows[condition]].toarray())
+            truth = project(data.cells.log1p[rows[condition]].toarray().astype(np.float64))
             made = _shapes(lesson, judge, own, condition=condition, summary=summary, seed=seed)
-            distance += [centred_energy_distance(project(x), truth, seed=seed) for x in made]
-    logger.info("centred energy distance by dependence %s: %s", _DEPENDENCE, distance.round(3))
-    return _DEPENDENCE[int(distance.argmin())]
+            distances.append([centred_energy_distance(project(x), truth, seed=seed) for x in made])
+    table = np.array(distances)
+    logger.info("centred energy distance by dependence %s: %s", _DEPENDENCE, table.mean(0).round(4))
+    return _DEPENDENCE[_simplest(table)]
+
+
+def _simplest(distance: Float[np.ndarray, "conditions candidates"]) -> int:
+    """The first candidate within one standard error of the best (Breiman et al., 1984)."""
+    best = distance.mean(0).argmin()
+    worse = distance - distance[:, [best]]
+    error = (
+        worse.std(0, ddof=1) / np.sqrt(len(worse)) if len(worse) > 1 else np.zeros(len(worse[0]))
+    )
+    return int(np.flatnonzero(worse.mean(0) <= error)[0])
 
 
 def _shapes(
@@ -228,7 +243,7 @@ def _shapes(
     question = own.question(condition)
     known = np.array([other.key != summary.key for other in lesson.mixture.conditions])
     shares = condition_shares(lesson.mixture, question) * known
-    target = Target(mean=summary.mean, dispersion=lesson.dispersion.predict(shares))
+    target = Target(mean=summary.mean, dispersion=lesson.dispersion.predict(shares, summary.mean))
     config = SampleConfig()
     task = judge.task(condition, own, target, n_cells=_JUDGED_CELLS, seed=seed)
     sets = list(range(_JUDGED_CELLS // config.set_size))

@@ -5,7 +5,8 @@ CXCL10 and some do not. The dispersion D of a gene is the variance of the factor
 response differs from the average (see :class:`ResponseFactors`). It is measured in each training
 condition as the D at which transported control cells have the variance of the treated cells, and
 carried over to a new condition by a weighted mean of log D, shrunk towards a small value where
-little was seen.
+little was seen. Where fewer cells respond, the mean is lower and the dispersion higher; how much is
+one slope shared by all genes, measured across conditions.
 
 N cells, G genes, C training conditions.
 """
@@ -33,6 +34,7 @@ _TYPICAL = 0.1
 _SHRINKAGE = 10.0
 _MOST_INFORMATION = 400.0
 _FLAT_SHARE = 0.02
+_TINY = 1e-9
 
 
 def measure_dispersion(
@@ -90,18 +92,50 @@ class ResponseDispersion:
     """Dispersions measured in the training conditions.
 
     ``log`` holds log D, NaN where a gene did not respond; ``information`` says how much each
-    measurement tells: number of cells (at most 400) times size of the shift.
+    measurement tells: number of cells (at most 400) times size of the shift; ``mean`` is the mean
+    log1p value of the treated cells.
     """
 
     log: Float[np.ndarray, "conditions genes"]
     information: Float[np.ndarray, "conditions genes"]
+    mean: Float[np.ndarray, "conditions genes"]
 
-    def predict(self, shares: Float[np.ndarray, " conditions"]) -> Float[np.ndarray, " genes"]:
-        """Dispersion of each gene where the training conditions count by ``shares``."""
+    @property
+    def slope(self) -> float:
+        """Change of log D with the mean log1p value, within genes and over conditions; not above 0.
+
+        Zero where no gene responded in two conditions.
+        """
+        weight = np.where(np.isnan(self.log), 0.0, self.information)
+        total = np.maximum(weight.sum(0), _TINY)
+        log = np.nan_to_num(self.log)
+        log = log - (weight * log).sum(0) / total
+        mean = self.mean - (weight * self.mean).sum(0) / total
+        square = float((weight * mean**2).sum())
+        return min(0.0, float((weight * log * mean).sum()) / square) if square > _TINY else 0.0
+
+    def predict(
+        self, shares: Float[np.ndarray, " conditions"], mean: Float[np.ndarray, " genes"]
+    ) -> Float[np.ndarray, " genes"]:
+        """Dispersion of each gene of a condition.
+
+        Parameters
+        ----------
+        shares
+            How much each training condition counts.
+        mean
+            Mean log1p value that the condition will have.
+
+        Returns
+        -------
+        D, above 0 and at most twice the largest that is measured.
+        """
         weight = np.where(np.isnan(self.log), 0.0, self.information)
         weight = weight * (shares[:, None] + _FLAT_SHARE)
-        total = (weight * np.nan_to_num(self.log)).sum(0) + _SHRINKAGE * np.log(_TYPICAL)
-        return np.asarray(np.exp(total / (weight.sum(0) + _SHRINKAGE)))
+        there = np.nan_to_num(self.log) + self.slope * (mean - self.mean)
+        total = (weight * there).sum(0) + _SHRINKAGE * np.log(_TYPICAL)
+        log = total / (weight.sum(0) + _SHRINKAGE)
+        return np.asarray(np.exp(np.clip(log, np.log(GRID[0] / 4), np.log(2 * GRID[-1]))))
 
 
 def information(shift: Float[np.ndarray, " genes"], n_cells: int) -> Float[np.ndarray, " genes"]:
