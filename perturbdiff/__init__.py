@@ -3,10 +3,12 @@
 Everything is loaded when it is first used, so importing the package is quick and silent.
 """
 
+import random
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perturbdiff._constants import VERSION as __version__
+from perturbdiff._constants import VERSION as __version__  # noqa: N811 - the usual name
 
 if TYPE_CHECKING:
     from perturbdiff import config, data, metrics, model, pl, pp, prior, tl, train
@@ -83,13 +85,22 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return import_module(f"perturbdiff.{name}")
+        return _imported(f"perturbdiff.{name}")
     if name == "datasets":
-        return import_module("perturbdiff.data.datasets")
+        return _imported("perturbdiff.data.datasets")
     if name in _FROM:
-        return getattr(import_module(_FROM[name]), name)
+        return getattr(_imported(_FROM[name]), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
+
+
+def _imported(name: str) -> ModuleType:
+    """The module; packages below us that draw numbers when imported leave no trace of it."""
+    state = random.getstate()
+    try:
+        return import_module(name)
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

@@ -40,10 +40,6 @@ class Sets:
         """Each set ``count`` times, copies next to each other."""
         return self._map(lambda value: value.repeat_interleave(count, dim=0))
 
-    def stacked(self) -> Self:
-        """A batch of one, from a set whose tensors lack the axis of sets."""
-        return self._map(lambda value: value[None])
-
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """One batch out of several of equal shape."""

@@ -35,6 +35,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 install_import_hook("perturbdiff", f"{_checker.__name__}.check")
 
+import perturbdiff as ptd  # noqa: E402 - after the hook that checks it
+from perturbdiff.data.datasets import simulated  # noqa: E402
+from perturbdiff.data.datasets._world import SimulationConfig  # noqa: E402
+
 settings.register_profile(
     "repeatable",
     deadline=None,
@@ -93,3 +97,46 @@ def toy() -> Callable[..., AnnData]:
         return AnnData(X=sp.csr_matrix(counts.astype(np.float32)), obs=obs, var=var)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def simulated_cells() -> AnnData:
+    """300 cells: two perturbations in three cell types, 40 genes, features of a third one."""
+    config = SimulationConfig(
+        n_genes=40, n_contexts=3, n_perturbations=2, n_unseen=1, n_pairs=0, n_cells=30,
+        n_controls=40, doses=(), hours=(),
+    )  # fmt: skip
+    return simulated(config, seed=3).adata
+
+
+@pytest.fixture(scope="session")
+def small_fit() -> Callable[..., Any]:
+    """Fit of a small network for a few steps, without the treated cells of type T1."""
+
+    def fit(adata: AnnData, **changes: Any) -> Any:
+        columns = {
+            "perturbation_key": "perturbation",
+            "control": "control",
+            "covariate_keys": ["cell_type"],
+            "embedding_key": "perturbation_features",
+        }
+        settings: dict[str, Any] = {
+            "holdout": {"cell_type": ["T1"]},
+            "n_top_genes": 30,
+            "network": ptd.NetworkConfig(
+                n_axes=5, n_response_axes=4, width=16, n_blocks=2, n_heads=2
+            ),
+            "train": ptd.TrainConfig(
+                max_steps=6, check_every=3, n_sets=4, set_size=8, n_controls=8, warmup_steps=2
+            ),
+            "options": ptd.TrainerOptions(progress=False, accelerator="cpu"),
+        }
+        return ptd.SetDiffusion.from_anndata(adata, **columns).fit(adata, **(settings | changes))
+
+    return fit
+
+
+@pytest.fixture(scope="session")
+def small_model(simulated_cells: AnnData, small_fit: Callable[..., Any]) -> Any:
+    """Such a fit; do not change it."""
+    return small_fit(simulated_cells)

@@ -85,17 +85,17 @@ class SetDataset(Dataset[SetBatch]):
         members[: len(population.members)] = population.members * identified
         context = Context(
             partner=_padded(population.control[population.partner[rows]], size),
-            has_partner=torch.tensor(has_partner),
+            has_partner=torch.tensor([has_partner]),
             control=_padded(population.control[control], n_controls),
-            control_mask=torch.arange(n_controls) < len(control),
-            mask=torch.arange(size) < len(rows),
-            shift=population.shift + strength * noise,
-            members=members,
-            features=population.features,
-            covariates=population.covariates * identified,
-            conditional=torch.tensor(conditional),
+            control_mask=(torch.arange(n_controls) < len(control))[None],
+            mask=(torch.arange(size) < len(rows))[None],
+            shift=(population.shift + strength * noise)[None],
+            members=members[None],
+            features=population.features[None],
+            covariates=(population.covariates * identified)[None],
+            conditional=torch.tensor([conditional]),
         )
-        return SetBatch(x0=_padded(population.x0[rows], size), context=context).stacked()
+        return SetBatch(x0=_padded(population.x0[rows], size), context=context)
 
 
 class EpochSampler(Sampler[int]):
@@ -127,4 +127,5 @@ class EpochSampler(Sampler[int]):
 
 
 def _padded(cells: Tensor, size: int) -> Tensor:
-    return torch.nn.functional.pad(cells, (0, 0, 0, size - len(cells)))
+    """The cells as one set of a fixed size."""
+    return torch.nn.functional.pad(cells, (0, 0, 0, size - len(cells)))[None]

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from perturbdiff._constants import VERSION
 from perturbdiff._errors import BundleError, listed
-from perturbdiff._typing import Json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -76,7 +75,7 @@ def write_bundle(parts: Parts, path: Path) -> None:
     }
     files = {f"{name}.json": _pretty(content) for name, content in parts.plain.items()}
     files[ARRAYS] = bytes_of(arrays)
-    manifest: Json = {
+    manifest = {
         "format": FORMAT,
         "kind": parts.kind,
         "version": VERSION,
@@ -176,9 +175,9 @@ def _sha256(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-def _text(value: Json) -> bytes:
+def _text(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, allow_nan=False).encode()
 
 
-def _pretty(value: Json) -> bytes:
+def _pretty(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, allow_nan=False, indent=1) + "\n").encode()

@@ -34,7 +34,7 @@ class LatentTask:
     """One condition to sample: what is the same for all its sets."""
 
     condition: Condition
-    control: Float[Tensor, "cells latent"]  # all control cells, centred
+    control: Float[Tensor, "controls axes"]  # all control cells, centred
     shown: Int[Tensor, " shown"]  # rows that the network is shown
     partners: Int[Tensor, " cells"]  # row of the partner of each generated cell
     shift: Float[Tensor, " latent"]

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff._typing import Json
 from perturbdiff.config import NetworkConfig, TrainConfig
 from perturbdiff.data import Condition, Registry
 from perturbdiff.model._fitted import Fitted
@@ -25,10 +24,10 @@ from perturbdiff.prior._carried import ClassifierCache
 from perturbdiff.prior._dispersion import ResponseDispersion
 
 _ARRAYS = ("mean", "loadings")
-_NUMBERS = ("dependence", "n_shown")
+_NUMBERS = ("dependence", "n_shown", "steps")
 
 
-def fitted_parts(fitted: Fitted) -> tuple[dict[str, Json], dict[str, Tensor]]:
+def fitted_parts(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Plain values and tensors of a fitted model.
 
     Parameters
@@ -55,7 +54,7 @@ def fitted_parts(fitted: Fitted) -> tuple[dict[str, Json], dict[str, Tensor]]:
         **_prefixed("dispersion", _tensors(vars(fitted.dispersion))),
         **_tensors({name: getattr(fitted, name) for name in _ARRAYS}),
     }
-    settings: dict[str, Json] = {
+    settings: dict[str, Any] = {
         "network": asdict(fitted.network),
         **{name: getattr(fitted, name) for name in _NUMBERS},
     }
@@ -104,7 +103,7 @@ def restore_fitted(
     )
 
 
-def _apart(state: Mapping[str, Any]) -> tuple[dict[str, Json], dict[str, np.ndarray]]:
+def _apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Plain values, and arrays."""
     arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
     return {key: value for key, value in state.items() if key not in arrays}, arrays

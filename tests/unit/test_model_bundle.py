@@ -1,0 +1,259 @@
+"""Saved is the same: bundles are whole, plain, checked, and predict to the bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import perturbdiff as ptd
+from perturbdiff._errors import BundleError, NotFittedError
+from perturbdiff.model._bundle import ARRAYS, FORMAT, MANIFEST, Parts, read_bundle, write_bundle
+
+ASKED = {"perturbations": ["P1", "P3"], "contexts": [{"cell_type": "T1"}], "n_cells": 40, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def bundle(small_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "deep" / "bundle"
+    small_model.save(path)
+    return path
+
+
+@pytest.fixture
+def copy(bundle, tmp_path):
+    """A copy of the bundle that may be damaged."""
+    path = tmp_path / "copy"
+    path.mkdir()
+    for file in bundle.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
+
+
+def same(left, right):
+    """Bit-equal cells, labels and baselines' answers."""
+    assert np.array_equal(left.X.toarray(), right.X.toarray())
+    assert np.array_equal(left.layers["counts"].toarray(), right.layers["counts"].toarray())
+    assert left.obs.astype(str).equals(right.obs.astype(str))
+    ours, theirs = left.uns["perturbdiff"], right.uns["perturbdiff"]
+    assert ours["bundle_checksum"] == theirs["bundle_checksum"]
+    assert ours["baselines"].keys() == theirs["baselines"].keys()
+    for name, value in ours["baselines"].items():
+        number = np.issubdtype(getattr(value, "dtype", object), np.floating)
+        assert np.array_equal(value, theirs["baselines"][name], equal_nan=number), name
+
+
+def test_a_loaded_model_predicts_to_the_bit(small_model, bundle, simulated_cells):
+    loaded = ptd.load(bundle)
+    assert loaded.checksum == small_model.checksum
+    assert (loaded.seed, loaded.split_hash) == (small_model.seed, small_model.split_hash)
+    assert loaded.registry == small_model.registry
+    assert loaded.fitted.steps == small_model.fitted.steps
+    same(loaded.predict(simulated_cells, **ASKED), small_model.predict(simulated_cells, **ASKED))
+
+
+FRESH = """
+import json, random, sys
+import numpy as np, torch
+torch.set_num_threads(1)
+random.seed(1), np.random.seed(2), torch.manual_seed(3)
+def states():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+before = states()
+import anndata
+import perturbdiff as ptd
+bundle, cells, out, asked = sys.argv[1:]
+pred = ptd.load(bundle).predict(anndata.read_h5ad(cells), **json.loads(asked))
+assert states() == before, "random state moved"
+pred.write_h5ad(out)
+"""
+
+
+def test_a_fresh_process_predicts_to_the_bit_and_moves_no_random_state(
+    small_model, bundle, simulated_cells, tmp_path
+):
+    simulated_cells.write_h5ad(tmp_path / "cells.h5ad")
+    paths = [str(bundle), str(tmp_path / "cells.h5ad"), str(tmp_path / "pred.h5ad")]
+    subprocess.run(
+        [sys.executable, "-c", FRESH, *paths, json.dumps(ASKED)],
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    same(anndata.read_h5ad(tmp_path / "pred.h5ad"), small_model.predict(simulated_cells, **ASKED))
+
+
+def test_saving_what_was_loaded_gives_the_same_bytes(bundle, tmp_path):
+    ptd.load(bundle).save(tmp_path / "again")
+    for file in bundle.iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
+
+
+def test_the_same_seed_gives_the_same_bundle_and_another_seed_another(
+    small_model, small_fit, simulated_cells
+):
+    shuffled = simulated_cells[np.random.default_rng(0).permutation(simulated_cells.n_obs)].copy()
+    assert small_fit(shuffled).checksum == small_model.checksum
+    assert small_fit(simulated_cells, seed=1).checksum != small_model.checksum
+
+
+def test_held_out_cells_leave_no_trace(small_model, small_fit, simulated_cells):
+    """Their values are scrambled among cells and genes; all that is saved stays the same."""
+    scrambled = simulated_cells.copy()
+    held = (scrambled.obs["cell_type"] == "T1") & (scrambled.obs["perturbation"] != "control")
+    rows = np.flatnonzero(held)
+    rng = np.random.default_rng(1)
+    values = scrambled.X.toarray()
+    values[rows] = rng.permuted(rng.permutation(values[rows]), axis=1)
+    scrambled.X = sp.csr_matrix(values)
+    scrambled.obs.loc[held, "library_size"] *= 2
+    assert (scrambled.X != simulated_cells.X).nnz > 100
+    assert small_fit(scrambled).checksum == small_model.checksum
+
+
+def test_a_bundle_holds_no_cells_no_paths_and_nothing_to_run(bundle, simulated_cells):
+    assert {file.suffix for file in bundle.iterdir()} == {".json", ".safetensors"}
+    for file in bundle.glob("*.json"):
+        json.loads(file.read_text())
+        assert str(bundle.parent) not in file.read_text()
+        assert str(Path.home()) + "/" not in file.read_text()
+        assert "cell " not in file.read_text()  # names of cells start so
+    manifest = json.loads((bundle / MANIFEST).read_text())
+    assert manifest["format"] == FORMAT
+    assert manifest["version"] == ptd.__version__
+    assert set(manifest["files"]) | {MANIFEST} == {file.name for file in bundle.iterdir()}
+    n_cells = simulated_cells.n_obs
+    n_control = simulated_cells.obs.query("perturbation == 'control'").shape[0]
+    shapes = {name: tuple(array.shape) for name, array in read_bundle(bundle).arrays.items()}
+    assert shapes["prior.context.axes"][0] == 0
+    most = max(size for name, shape in shapes.items() if "denoiser" not in name for size in shape)
+    assert most < min(n_control, n_cells) / 2
+
+
+def test_nothing_is_overwritten_and_nothing_unfinished_is_left(bundle, small_model, tmp_path):
+    before = {file.name: file.read_bytes() for file in bundle.iterdir()}
+    with pytest.raises(BundleError, match="never overwrites"):
+        small_model.save(bundle)
+    assert {file.name: file.read_bytes() for file in bundle.iterdir()} == before
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(BundleError, match="never overwrites"):
+        small_model.save(tmp_path / "file")
+    assert [file.name for file in bundle.parent.iterdir()] == [bundle.name]
+
+
+def test_a_failed_save_leaves_nothing(tmp_path):
+    parts = Parts(kind="x", plain={"bad": float("nan")}, arrays={"a": torch.zeros(2)})
+    with pytest.raises(ValueError, match="JSON"):
+        write_bundle(parts, tmp_path / "bundle")
+    good = Parts(kind="x", plain={"fine": 1, "sub/bad": 2}, arrays={"a": torch.zeros(2)})
+    with pytest.raises(OSError, match="No such file"):
+        write_bundle(good, tmp_path / "bundle")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [ARRAYS, "registry.json", "prior.json", "settings.json"])
+def test_damage_is_refused_by_name(copy, name):
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(BundleError, match=f"damaged: {name} .*Copy the whole folder again"):
+        ptd.load(copy)
+
+
+def test_missing_files_and_folders_are_refused_by_name(copy, tmp_path):
+    (copy / "prior.json").unlink()
+    with pytest.raises(BundleError, match=r"lacks prior\.json"):
+        ptd.load(copy)
+    (copy / MANIFEST).unlink()
+    with pytest.raises(BundleError, match=r"not a bundle: it has no manifest\.json"):
+        ptd.load(copy)
+    with pytest.raises(BundleError, match="There is no folder"):
+        ptd.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BundleError, match="holds nothing"):
+        ptd.load(tmp_path / "empty")
+
+
+def rewritten(path, **changes):
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(manifest | changes))
+
+
+def test_a_newer_format_is_refused_before_anything_else_is_read(copy):
+    (copy / ARRAYS).unlink()
+    rewritten(copy, format=FORMAT + 1, version="9.9")
+    with pytest.raises(BundleError, match=rf"format {FORMAT + 1}, written by perturbdiff 9\.9"):
+        ptd.load(copy)
+
+
+def test_another_kind_is_refused_by_name(copy):
+    rewritten(copy, kind="crystal_ball")
+    with pytest.raises(BundleError, match="'crystal_ball'; known kinds: 'set_diffusion'"):
+        ptd.load(copy)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"format": "1"}, {"format": 0}, {"files": {}}, {"kind": None}, {"files": {"../x": "0"}}],
+)
+def test_a_manifest_that_makes_no_sense_is_damaged(copy, changes):
+    rewritten(copy, **changes)
+    with pytest.raises(BundleError, match="damaged: manifest"):
+        ptd.load(copy)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "{}"])
+def test_a_manifest_that_cannot_be_read_is_damaged(copy, text):
+    (copy / MANIFEST).write_text(text)
+    with pytest.raises(BundleError, match="damaged: manifest"):
+        ptd.load(copy)
+
+
+def test_parts_that_do_not_make_a_model_are_refused(tmp_path, bundle):
+    parts = read_bundle(bundle)
+    fewer = {name: array for name, array in parts.arrays.items() if name != "mean"}
+    lacking = Parts(kind=parts.kind, plain=parts.plain, arrays=fewer)
+    write_bundle(lacking, tmp_path / "lacking")
+    with pytest.raises(BundleError, match="lacks what a set_diffusion is made of"):
+        ptd.load(tmp_path / "lacking")
+
+
+def test_a_bundle_opens_on_the_cpu(bundle):
+    fitted = ptd.load(bundle).fitted
+    devices = {weight.device.type for weight in fitted.denoiser.parameters()}
+    assert devices | {fitted.codec.encoder.device.type} == {"cpu"}
+
+
+def test_a_model_that_was_not_fitted_has_nothing_to_save(simulated_cells, tmp_path):
+    model = ptd.SetDiffusion.from_anndata(
+        simulated_cells, perturbation_key="perturbation", control="control"
+    )
+    with pytest.raises(NotFittedError, match="not fitted"):
+        model.save(tmp_path / "bundle")
+    with pytest.raises(NotFittedError, match="not fitted"):
+        model.predict(simulated_cells, perturbations=["P1"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_checksum_tells_content_apart():
+    def checksum(kind="k", plain=None, arrays=None):
+        plain = {"a": [1, 2.5]} if plain is None else plain
+        arrays = {"x": torch.arange(4.0)} if arrays is None else arrays
+        return Parts(kind=kind, plain=plain, arrays=arrays).checksum
+
+    others = [
+        checksum(kind="l"),
+        checksum(plain={"a": [1, 2.6]}),
+        checksum(plain={"b": [1, 2.5]}),
+        checksum(arrays={"y": torch.arange(4.0)}),
+        checksum(arrays={"x": torch.arange(4.0).double()}),
+        checksum(arrays={"x": torch.arange(4.0).reshape(2, 2)}),
+        checksum(arrays={"x": torch.arange(4.0) + 1e-7}),
+    ]
+    assert len({checksum(), *others}) == 8
+    strided = torch.arange(8.0)[::2] / 2
+    assert checksum(arrays={"x": strided}) == checksum()
