@@ -138,15 +138,19 @@ def _values(averages: Mapping[str, Any]) -> dict[str, Mapping[str, float | None]
 def _gaps(averages: Mapping[str, Any]) -> list[str]:
     """Methods of which an average leaves types out."""
     most = max(max(entry["n"].values()) for name, entry in averages.items() if name != "types")
-    lines = []
+    gaps: dict[str, list[str]] = {}
     for name, entry in averages.items():
         if name == "types":
             continue
         less = {SHORT[metric]: n for metric, n in entry["n"].items() if n < most}
         if less:
             said = ", ".join(f"{metric} {n}" for metric, n in less.items())
-            lines.append(f"- {name}: {said} of {most}")
-    return lines
+            gaps.setdefault(f"defined for fewer than {most}: {said}", []).append(name)
+    whole = len([name for name in averages if name != "types"])
+    return [
+        f"- {said} ({'all methods' if len(names) == whole else '; '.join(names)})"
+        for said, names in gaps.items()
+    ]
 
 
 def made_with(result: Mapping[str, Any]) -> list[str]:
