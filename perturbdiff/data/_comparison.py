@@ -3,7 +3,7 @@
 N cells, G genes, K principal axes.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,13 @@ from anndata import AnnData
 from jaxtyping import Float
 
 from perturbdiff._constants import UNS_KEY
-from perturbdiff._errors import LabelError, UnknownKeyError, listed
-from perturbdiff.data._cells import Cells
-from perturbdiff.data._conditions import Columns, Condition, read_rows
+from perturbdiff._errors import LabelError, ScaleError, UnknownKeyError, listed
+from perturbdiff.data._cells import Cells, pick_columns
+from perturbdiff.data._checks import declared_scale
+from perturbdiff.data._conditions import Columns, Condition, Rows, read_rows
 from perturbdiff.data._door import read_cells
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.data._matrix import gene_names
+from perturbdiff.data._matrix import align_genes, gene_names, read_matrix
 from perturbdiff.data._registry import Registry, Vocabulary
 
 Stated = dict[str, dict[str, np.ndarray | str]]
@@ -142,12 +143,34 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     found = read_rows(reference.obs, registry.columns)
     guess = read_rows(pred.obs, registry.columns)
     _check_truth(guess.conditions, found.conditions)
-    own = replace(registry, layer=None, library_size_key=None)  # X says its scale
     return Comparison(
         registry=registry,
-        pred=read_cells(pred, own, guess, measured=gene_names(pred)),
+        pred=_read_prediction(pred, registry, guess),
         reference=read_cells(reference, registry, found, measured=gene_names(reference)),
         stated=stated_means(pred, registry.genes),
+    )
+
+
+def _read_prediction(pred: AnnData, registry: Registry, rows: Rows) -> Cells:
+    """Predicted cells from ``X``, which was written on a known scale.
+
+    Their counts may sum to more than the library size, which is that of the control partner, so
+    what is asked of measured cells cannot be asked of them.
+    """
+    if declared_scale(pred) != "log1p_cp10k":
+        msg = "X of the prediction is no longer on the scale that it was written on, log1p_cp10k."
+        raise ScaleError(msg)
+    columns, genes = align_genes(gene_names(pred), registry.genes)
+    return Cells(
+        log1p=pick_columns(read_matrix(pred, None, rows=rows.rows), columns).astype(np.float32),
+        counts=None,
+        library_size=None,
+        genes=genes,
+        names=rows.names,
+        rows=rows.rows,
+        distinct=rows.conditions,
+        condition=rows.condition,
+        n_missing_labels=rows.n_missing,
     )
 
 

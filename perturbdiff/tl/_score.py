@@ -31,6 +31,17 @@ TRANSPORTED: Final = ("mixture_log_ratio", "effect_prior")
 """Baselines that are brought to cells by count transport too; the first is the one to beat."""
 
 _N_AXES = 30
+_ORDER: Final = (
+    "copy_control",
+    "mean_shift",
+    "nearest_context",
+    "similarity_shift",
+    "carried_log_ratio",
+    "gene_ridge",
+    "additive",
+    "mixture_log_ratio",
+    "effect_prior",
+)
 _OF_MEANS = ("pearson_shift", "mae_shift")
 _NO_COUNTS = "the reference has neither counts nor library sizes"
 _ALONE = "only one condition was predicted, so there is nothing to tell it apart from"
@@ -149,7 +160,7 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """The model's cells, then the baselines'."""
     yield Candidate(method=model, made_by="generated", cells=comparison.predicted(condition))
-    for name, answers in comparison.stated.items():
+    for name, answers in sorted(comparison.stated.items(), key=lambda item: _place(item[0])):
         mean = answers[condition.name]
         for made_by in ("shifted", *(["transported"] if name in TRANSPORTED else [])):
             if isinstance(mean, str):
@@ -161,6 +172,11 @@ def _candidates(
                 yield Candidate(method=name, made_by=made_by, reason=_NO_COUNTS)
             else:
                 yield Candidate(method=name, made_by=made_by, cells=moved)
+
+
+def _place(name: str) -> tuple[int, str]:
+    """From the simplest baseline to the strongest, unknown ones last: files forget the order."""
+    return (_ORDER.index(name) if name in _ORDER else len(_ORDER)), name
 
 
 def _shifted(
