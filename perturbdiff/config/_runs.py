@@ -130,10 +130,7 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
     path = None if source is None else _run_path(source)
     settings = {} if path is None else read_yaml(path)
     folders = [] if path is None else [path.parent, path.parent.parent]
-    for part in _PARTS:
-        if isinstance(name := settings.get(part), str):
-            settings[part] = read_yaml(_part_path(part, name, folders))
-    settings = with_overrides(settings, overrides)
+    settings = _with_parts(with_overrides(_with_parts(settings, folders), overrides), folders)
     for name in settings:
         if name not in (*_PARTS, *_PLAIN):
             raise UnknownKeyError("The run", name, known=[*_PARTS, *_PLAIN])
@@ -159,6 +156,17 @@ def _run_path(source: str | Path) -> Path:
         where = "The folder of shipped runs"
         raise UnknownKeyError(where, str(source), known=known)
     return named
+
+
+def _with_parts(settings: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """The settings with the parts that are given by name read from their files."""
+    named = {
+        part: name for part, name in settings.items() if part in _PARTS and isinstance(name, str)
+    }
+    return {
+        **settings,
+        **{part: read_yaml(_part_path(part, name, folders)) for part, name in named.items()},
+    }
 
 
 def _part_path(part: str, name: str, folders: Sequence[Path]) -> Path:

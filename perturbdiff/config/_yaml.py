@@ -65,7 +65,7 @@ def with_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> dic
     return changed
 
 
-def from_mapping(kind: type[Settings], settings: Mapping[str, Any], *, where: str) -> Settings:
+def from_mapping(kind: type[Settings], settings: object, *, where: str) -> Settings:
     """A dataclass of settings from names and values.
 
     Parameters
