@@ -5,7 +5,7 @@ N cells, G genes, T contexts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ WHOLE = ("mixture_log_ratio",)
 HERE = Path(__file__).resolve().parent
 
 
+@cache
 def simple_sources(*scripts: str) -> str:
     """Hash of the code behind simple answers and scores."""
     rooms = source_files(rooms=("data", "prior", "metrics"))

@@ -22,6 +22,9 @@ from perturbdiff.data._library import LIBRARY_SIZE
 from perturbdiff.model import SetDiffusion
 from perturbdiff.train import TrainerOptions
 
+SOURCE = source_hash(source_files())
+"""Of the code that this process runs: read once, since files may be edited while it does."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -49,7 +52,7 @@ class Recipe:
             "n_top_genes": self.n_top_genes,
             "n_cells": self.n_cells,
             "accelerator": self.accelerator,
-            "source": source_hash(source_files()),
+            "source": SOURCE,
             "packages": versions(DECISIVE),
         }
 

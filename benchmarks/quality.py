@@ -72,6 +72,15 @@ def places(options: argparse.Namespace, *, whole: bool) -> tuple[Path, Path]:
     return HERE / "results" / f"{name}.json", HERE / "reports" / f"{name}.md"
 
 
+def as_asked(options: argparse.Namespace) -> bool:
+    """Whether the model is fitted, with nothing that was changed from the defaults."""
+    usual = arguments(["--data", str(options.data)])
+    kept = ("steps", "n_top_genes", "baselines_only", "seeds", "folds")
+    return not options.baselines_only and all(
+        getattr(options, name) == getattr(usual, name) for name in kept
+    )
+
+
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
@@ -124,7 +133,7 @@ def run_contexts(options: argparse.Namespace, command: str) -> None:
         data={"file": options.data.name, "sha256": study.checksum, "cells": study.adata.n_obs,
               "genes": study.adata.n_vars},
     )  # fmt: skip
-    whole = len(names) == len(study.contexts) and not options.baselines_only and not options.steps
+    whole = as_asked(options) and len(names) == len(study.contexts)
     finish(result, contexts_report(result), places(options, whole=whole))
 
 
@@ -142,8 +151,7 @@ def run_perturbations(options: argparse.Namespace, command: str) -> None:
         cache=Cache(options.cache),
     )
     result = study.result(fit=not options.baselines_only, command=command, say=say)
-    whole = not options.baselines_only and not options.steps
-    finish(result, perturbations_report(result), places(options, whole=whole))
+    finish(result, perturbations_report(result), places(options, whole=as_asked(options)))
 
 
 def finish(result: dict[str, object], report: str, where: tuple[Path, Path]) -> None:

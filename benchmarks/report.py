@@ -355,7 +355,7 @@ def perturbations_report(result: Mapping[str, Any]) -> str:
         averages = result["averages"][group]
         if not averages:
             continue
-        lines += [title, "", score_table(_values(averages), ALL, first="method"), ""]
+        lines += [title, "", score_table(_values(averages), ALL, first="method", digits=4), ""]
         lines += [*_gaps(averages), ""]
         lines += [f"- n/a: {name}: {why}" for name, why in result["undefined"][group].items()]
         lines.append("")
@@ -368,7 +368,12 @@ def perturbations_report(result: Mapping[str, Any]) -> str:
                 rows[MODEL] = result["fits"][label]["scores"][name]["values"]
             rows[CEILING] = entry["ceiling"]["values"]
             chosen = {method: rows[method] for method in (*shown, CEILING) if method in rows}
-            lines += [f"{name} ({label})", "", score_table(chosen, ALL, first="method"), ""]
+            lines += [
+                f"{name} ({label})",
+                "",
+                score_table(chosen, ALL, first="method", digits=4),
+                "",
+            ]
     lines += ["## What is concluded", "", *_conclusions_perturbations(result), ""]
     return "\n".join([*lines, *made_with(result), ""])
 

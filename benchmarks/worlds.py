@@ -24,6 +24,8 @@ from perturbdiff.model._questions import Controls
 from perturbdiff.model._training_data import TrainingData, prepare
 
 FEATURES = "perturbation_features"
+SIMULATOR = source_hash(sorted((PACKAGE / "data" / "datasets").glob("*.py")))
+PRIORS = source_hash(source_files(rooms=("data", "prior")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ class SimulatedWorld:
             "holdout": holdout,
             "groups": [asdict(group) for group in groups],
             "features": self.with_features,
-            "simulator": source_hash(sorted((PACKAGE / "data" / "datasets").glob("*.py"))),
+            "simulator": SIMULATOR,
             **self.recipe.key(),
         }
         return self.cache.get(
@@ -154,12 +156,8 @@ class SimulatedWorld:
             "holdout": holdout,
             "groups": [asdict(group) for group in groups],
             "features": self.with_features,
-            "source": source_hash(
-                [
-                    *source_files(rooms=("data", "prior")),
-                    *sorted((PACKAGE / "data" / "datasets").glob("*.py")),
-                ]
-            ),
+            "simulator": SIMULATOR,
+            "source": PRIORS,
             "packages": versions(DECISIVE),
         }
         plain, arrays = self.cache.get(

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.cache import write_json
 from benchmarks.environment import environment
 from benchmarks.fits import Recipe, summary
-from benchmarks.quality import places, shown
+from benchmarks.quality import arguments, as_asked, places, shown
 from benchmarks.report import (
     AIM,
     MODEL,
@@ -105,6 +105,14 @@ def test_a_part_of_the_question_does_not_replace_the_result(tmp_path):
     assert places(options, whole=False)[0].is_relative_to(tmp_path)
     options.out = tmp_path / "mine.json"
     assert places(options, whole=True) == (tmp_path / "mine.json", tmp_path / "mine.md")
+
+
+def test_only_the_usual_settings_make_a_result():
+    data = ["--data", "kang2018.h5ad"]
+    assert as_asked(arguments(data))
+    assert as_asked(arguments([*data, "--threads", "2", "--types", "B"]))
+    for part in (["--steps", "20"], ["--baselines-only"], ["--seeds", "1"], ["--folds", "2"]):
+        assert not as_asked(arguments([*data, *part]))
 
 
 def test_a_command_is_shown_without_folders():
