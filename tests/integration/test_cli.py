@@ -1,0 +1,243 @@
+"""The command line does what the API does, and refuses before it writes."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import perturbdiff as ptd
+from perturbdiff.cli import DATASETS, app
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "model.n_axes=5", "model.width=16", "model.n_blocks=1", "model.n_heads=2", "train.n_sets=2",
+    "train.set_size=8", "train.n_controls=8", "train.max_steps=4", "train.check_every=2",
+]  # fmt: skip
+COLUMNS = [
+    "--perturbation-key", "perturbation", "--control", "control", "--covariate-keys", "cell_type",
+    "--n-top-genes", "30",
+]  # fmt: skip
+
+
+def settings(*changes):
+    return [word for text in (*SMALL, *changes) for word in ("--set", text)]
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def cells(simulated_cells, tmp_path_factory):
+    path = tmp_path_factory.mktemp("cells") / "cells.h5ad"
+    simulated_cells.write_h5ad(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundle(cells):
+    path = cells.with_name("bundle")
+    done = run("fit", cells, "--out", path, *COLUMNS, "--holdout", "cell_type=T1", *settings())
+    assert done.exit_code == 0, done.output
+    return path
+
+
+@pytest.fixture(scope="module")
+def predicted(cells, bundle):
+    path = cells.with_name("predicted.h5ad")
+    done = run(
+        "predict", cells, "--model", bundle, "--perturbations", "P1", "--perturbations", "P2",
+        "--contexts", "cell_type=T1", "--n-cells", 20, "--seed", 3, "--out", path,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def test_fit_and_predict_are_those_of_the_api(cells, bundle, predicted):
+    adata = anndata.read_h5ad(cells)
+    model = ptd.load(bundle)
+    same = ptd.tl.predict(
+        adata, model, perturbations=["P1", "P2"], contexts=[{"cell_type": "T1"}], n_cells=20, seed=3
+    )
+    written = anndata.read_h5ad(predicted)
+    assert written.obs["perturbation"].tolist() == ["P1"] * 20 + ["P2"] * 20
+    np.testing.assert_array_equal(written.X.toarray(), same.X.toarray())
+    fitted = ptd.SetDiffusion.from_anndata(
+        adata, perturbation_key="perturbation", control="control", covariate_keys=["cell_type"]
+    ).fit(
+        adata,
+        holdout={"cell_type": ["T1"]},
+        n_top_genes=30,
+        network=ptd.NetworkConfig(n_axes=5, width=16, n_blocks=1, n_heads=2),
+        train=ptd.TrainConfig(n_sets=2, set_size=8, n_controls=8, max_steps=4, check_every=2),
+        options=ptd.TrainerOptions(progress=False),
+    )
+    assert fitted.checksum == model.checksum
+
+
+def test_score_writes_a_table_and_pictures_and_shows_a_summary(cells, predicted, tmp_path):
+    out = tmp_path / "deep" / "scores.csv"
+    done = run(
+        "score", predicted, "--reference", cells, "--out", out, "--pictures", tmp_path / "pictures"
+    )
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(out)
+    assert set(table["perturbation"]) == {"P1", "P2"}
+    assert "set_diffusion" in done.output
+    assert "split_half_ceiling" in done.output
+    assert "no parts to add up" in done.output
+    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"response.png", "embedding.png"}
+
+
+@pytest.mark.slow
+def test_demo_writes_what_it_promises(tmp_path):
+    out = tmp_path / "demo"
+    few = settings("data.n_top_genes=60", "n_cells=32")
+    done = run("demo", "--out", out, "--holdout", "cell_type=B", *few)
+    assert done.exit_code == 0, done.output
+    names = {"predicted.h5ad", "scores.csv", "response.png", "embedding.png"}
+    assert {path.name for path in out.iterdir()} == names
+    table = pd.read_csv(out / "scores.csv")
+    assert set(table["cell_type"]) == {"B"}
+    assert table["method"].iloc[0] == "set_diffusion"
+    pred = anndata.read_h5ad(out / "predicted.h5ad")
+    assert pred.n_obs == 32
+    assert set(pred.uns) == {"perturbdiff", "score"}
+    again = run("demo", "--out", out, "--holdout", "cell_type=Q", *few)
+    assert again.exit_code == 2
+    assert {path.name for path in out.iterdir()} == names
+
+
+def test_data_sets_are_listed_and_written(tmp_path):
+    listed = run("datasets")
+    assert all(name in listed.output for name in DATASETS)
+    done = run("datasets", "kang2018_small", "--out", tmp_path / "small.h5ad")
+    assert done.exit_code == 0, done.output
+    assert anndata.read_h5ad(tmp_path / "small.h5ad").shape == (2999, 1500)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.h5ad"]
+
+
+@pytest.mark.parametrize("command", ["", "demo", "fit", "predict", "score", "datasets"])
+def test_help_teaches(command):
+    done = run(*command.split(), "--help")
+    assert done.exit_code == 0
+    for name in ("fit", "predict", "score") if not command else ():
+        assert name in done.output
+    if command in ("fit", "predict", "score"):
+        assert f"Example: perturbdiff {command}" in " ".join(done.output.split())
+
+
+# What is refused
+
+BAD = {
+    "unknown setting": (["fit", "{cells}", *COLUMNS, "--set", "train.max_step=3"], "'max_steps'"),
+    "unknown run": (["fit", "--config", "demon"], "'demo'"),
+    "no such file": (["fit", "none.h5ad", *COLUMNS], "is not there"),
+    "no such data set": (["fit", "kang", *COLUMNS], "kang2018"),
+    "not an h5ad": (["fit", "{text}", *COLUMNS], "cannot be read"),
+    "no column named": (["fit", "{cells}"], "perturbation_key"),
+    "unknown column": (
+        ["fit", "{cells}", "--perturbation-key", "perturbations", "--control", "control"],
+        "'perturbation'",
+    ),
+    "unknown control": (
+        ["fit", "{cells}", "--perturbation-key", "perturbation", "--control", "controls"],
+        "'control'",
+    ),
+    "unknown holdout": (["fit", "{cells}", *COLUMNS, "--holdout", "cell_type=T11"], "T1"),
+    "unreadable holdout": (["fit", "{cells}", *COLUMNS, "--holdout", "T1"], "cell_type=NK"),
+    "no scale": (["fit", "{unscaled}", *COLUMNS], "scale"),
+    "wrong scale": (["fit", "{cells}", *COLUMNS, "--scale", "log1p_cp10k"], "scale|log1p"),
+    "something is there": (["fit", "{cells}", *COLUMNS, "--out", "{text}"], "--overwrite"),
+    "resume from nowhere": (["fit", "{cells}", *COLUMNS, "--resume"], "checkpoint"),
+    "no model": (["predict", "{cells}", "--model", "none", "--perturbations", "P1"], "none"),
+    "unknown perturbation": (
+        ["predict", "{cells}", "--model", "{bundle}", "--perturbations", "P11"],
+        "P1",
+    ),
+    "unknown context": (
+        [
+            "predict", "{cells}", "--model", "{bundle}", "--perturbations", "P1",
+            "--contexts", "cell_type=T11",
+        ],
+        "T1",
+    ),
+    "no prediction": (["score", "{cells}", "--reference", "{cells}"], "reading"),
+    "unknown data set": (["datasets", "kang2018_smal"], "kang2018_small"),
+    "no such option": (["fit", "{cells}", "--perturbation_column", "x"], "No such option"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    case, cells, bundle, tmp_path, monkeypatch, simulated_cells
+):
+    words, says = BAD[case]
+    text = tmp_path / "text.h5ad"
+    text.write_text("not a file of cells")
+    unscaled = simulated_cells.copy()
+    del unscaled.uns["perturbdiff"]
+    unscaled.write_h5ad(tmp_path / "unscaled.h5ad")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    places = {"cells": cells, "bundle": bundle, "text": text, "unscaled": "unscaled.h5ad"}
+    done = run(*(word.format(**places) for word in words))
+    assert done.exit_code == 2, done.output
+    if case != "no such option":
+        lines = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+        assert len(lines) == 1
+        assert any(part in lines[0] for part in says.split("|")), lines
+    assert "Traceback" not in done.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_overwriting_is_asked_for(cells, bundle, predicted, tmp_path):
+    out = tmp_path / "again.h5ad"
+    words = ["predict", cells, "--model", bundle, "--perturbations", "P1", "--out", out]
+    words += ["--contexts", "cell_type=T1", "--n-cells", 4]
+    assert run(*words).exit_code == 0
+    assert run(*words).exit_code == 2
+    assert run(*words, "--overwrite").exit_code == 0
+
+
+MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from perturbdiff.cli import main; main()"
+)
+
+
+@pytest.mark.slow
+def test_an_interrupted_fit_keeps_its_last_checkpoint_and_goes_on(cells, tmp_path):
+    out, kept = tmp_path / "bundle", tmp_path / "kept"
+    words = [
+        sys.executable, "-c", MAIN, "fit", cells, "--out", out, *COLUMNS,
+        "--holdout", "cell_type=T1", "--holdout", "cell_type=T2", "--checkpoint-dir", kept,
+        *settings("train.max_steps=600"),
+    ]  # fmt: skip
+    words = [str(word) for word in words]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    last = kept / "last.ckpt"
+    deadline = time.monotonic() + 120
+    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert last.exists()
+    assert not out.exists()
+    done = subprocess.run([*words, "--resume"], capture_output=True, text=True, cwd=ROOT)  # noqa: PLW1510
+    assert done.returncode == 0, done.stderr
+    whole = [str(tmp_path / "whole") if word == str(out) else word for word in words]
+    whole[whole.index(str(kept))] = str(tmp_path / "kept too")
+    done = subprocess.run(whole, capture_output=True, text=True, cwd=ROOT)  # noqa: PLW1510
+    assert done.returncode == 0, done.stderr
+    assert ptd.load(out).checksum == ptd.load(tmp_path / "whole").checksum
