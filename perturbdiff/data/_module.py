@@ -1,6 +1,8 @@
 """Lightning data module over populations of cells."""
 
 from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -42,14 +44,34 @@ class SetDataModule(LightningDataModule):
         self.train = SetDataset(train, self.config, seed=seed)
         self.validation = SetDataset(validation, self.config, seed=seed + 1) if validation else None
 
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of the training cells and the seed."""
+        content = blake2b(str(self.train.seed).encode(), digest_size=16)
+        for population in self.train.populations:
+            content.update(population.name.encode())
+            for cells in (population.x0, population.control, population.shift):
+                content.update(cells.numpy().tobytes())
+        return content.hexdigest()
+
     def train_dataloader(self) -> DataLoader[SetBatch]:
-        """``check_every`` batches an epoch; each process takes its own sets."""
+        """``check_every`` batches an epoch; each process takes its own sets.
+
+        With a trainer the sets of a step follow from its number, so that a resumed run, whose first
+        epoch Lightning may cut short, goes on with the sets that an uninterrupted one would see.
+        """
+        length = self.config.check_every * self.config.n_sets
         trainer = self.trainer
-        rank, world_size = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
-        length = self.config.check_every * self.config.n_sets * world_size
-        return self._loader(
-            self.train, sampler=EpochSampler(length, rank=rank, world_size=world_size)
+        if trainer is None:
+            return self._loader(self.train, sampler=EpochSampler(length))
+        a_step = self.config.n_sets * trainer.world_size * trainer.accumulate_grad_batches
+        sampler = EpochSampler(
+            length * trainer.world_size,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            first=lambda: trainer.global_step * a_step,
         )
+        return self._loader(self.train, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader[SetBatch] | list[Any]:
         """The same sets at every look."""

@@ -6,7 +6,7 @@ draws it and whatever was drawn before, so training can stop, go on and be sprea
 S cells, R control cells, A cell axes, K latent axes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,19 +107,29 @@ class EpochSampler(Sampler[int]):
         Sets an epoch, over all processes.
     rank, world_size
         This process among all.
+    first
+        Tells, when an epoch starts, how many sets were drawn before; without it epochs are counted.
     """
 
-    def __init__(self, length: int, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        length: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        first: Callable[[], int] | None = None,
+    ) -> None:
         self.length = length - length % world_size
         self.rank, self.world_size = rank, world_size
+        self.first = first
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the sets of another epoch; Lightning calls this."""
+        """Go to the sets of another epoch, where epochs are counted."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        first = self.epoch * self.length
+        first = self.epoch * self.length if self.first is None else self.first()
         yield from range(first + self.rank, first + self.length, self.world_size)
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from perturbdiff._errors import TrainingError
 from perturbdiff._logging import logger
@@ -62,6 +62,16 @@ class _Losses(Callback):
             self.values.append(float(trainer.callback_metrics["val_loss"]))
 
 
+class _KeepLast(Callback):
+    """The state at the end of each epoch, always under one name."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / LAST
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
 def train(
     task: SetDiffusionTask,
     data: SetDataModule,
@@ -94,7 +104,8 @@ def train(
     KeyboardInterrupt
         When the user stops it; the last checkpoint is there to go on from.
     """
-    keep = _checkpoints(options.checkpoint_dir)
+    directory = options.checkpoint_dir
+    keep = [] if directory is None else [_KeepLast(directory)]
     with _quiet_lightning(), _interruptible():
         trainer = Trainer(
             max_steps=steps,
@@ -103,7 +114,7 @@ def train(
             precision=options.precision or _precision(options.accelerator),
             callbacks=[*callbacks, *keep],
             logger=False,
-            enable_checkpointing=bool(keep),
+            enable_checkpointing=False,
             enable_progress_bar=options.progress,
             enable_model_summary=False,
             gradient_clip_val=1.0,
@@ -174,21 +185,6 @@ def two_folds(populations: Sequence[Population]) -> list[tuple[list[Population],
     by_size = sorted(populations, key=lambda population: (-len(population.x0), population.name))
     held = by_size[1::4], by_size[2::4]
     return [([p for p in by_size if p not in part], list(part)) for part in held]
-
-
-def _checkpoints(directory: Path | None) -> list[Callback]:
-    """Keep the state at the end of each epoch, under one name."""
-    if directory is None:
-        return []
-    return [
-        ModelCheckpoint(
-            dirpath=directory,
-            save_last=True,
-            save_top_k=0,
-            every_n_epochs=1,
-            enable_version_counter=False,
-        )
-    ]
 
 
 def _last_checkpoint(options: TrainerOptions) -> str | None:

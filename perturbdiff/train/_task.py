@@ -118,11 +118,11 @@ class SetDiffusionTask(LightningModule):
                 mean.lerp_(now, 1 - keep)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note what was trained, as plain values."""
-        checkpoint[_KEY] = self._settings
+        """Note what was trained on what, as plain values."""
+        checkpoint[_KEY] = {**self._settings, "data": self._data()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to go on with another network, other settings or another seed.
+        """Refuse to go on with another network, other settings, another seed or other cells.
 
         Raises
         ------
@@ -130,13 +130,18 @@ class SetDiffusionTask(LightningModule):
             When the checkpoint belongs to another run; names the first difference.
         """
         written = checkpoint.get(_KEY, {})
-        for name, value in self._settings.items():
+        for name, value in {**self._settings, "data": self._data()}.items():
             if written.get(name) != value:
                 msg = (
                     f"The checkpoint belongs to another run: {name} was {written.get(name)!r} and "
                     f"is now {value!r}. Give the same settings, or another checkpoint_dir."
                 )
                 raise TrainingError(msg)
+
+    def _data(self) -> str | None:
+        """Fingerprint of the cells, where there is a data module of ours."""
+        module = None if self._trainer is None else getattr(self._trainer, "datamodule", None)
+        return getattr(module, "digest", None)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with linear warm-up; averaging of the weights stands in for a decay."""
