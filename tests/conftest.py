@@ -127,7 +127,7 @@ def small_fit() -> Callable[..., Any]:
                 n_axes=5, n_response_axes=4, width=16, n_blocks=2, n_heads=2
             ),
             "train": ptd.TrainConfig(
-                max_steps=6, check_every=3, n_sets=4, set_size=8, n_controls=8, warmup_steps=2
+                max_steps=4, check_every=2, n_sets=32, set_size=6, n_controls=6, warmup_steps=2
             ),
             "options": ptd.TrainerOptions(progress=False, accelerator="cpu"),
         }

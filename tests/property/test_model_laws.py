@@ -12,12 +12,23 @@ from perturbdiff._errors import ConfigError, GeneError, GeneOverlapError, Unknow
 from perturbdiff.data import Condition
 from perturbdiff.diffusion import SAMPLERS
 from perturbdiff.diffusion._samplers import network_calls
-from perturbdiff.model import _sampling
+from perturbdiff.model import _fitted, _sampling
 from perturbdiff.model._fitted import Recipe
 from perturbdiff.model._predictor import controls_by_context
 
 PERTURBATIONS, TYPES = ("P1", "P2", "P3"), ("T1", "T2", "T3")
 QUICK = ptd.SampleConfig(n_steps=5)
+
+
+PILOT = 96
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pilot():
+    """Fewer pilot cells than usual, since they are most of the work here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fitted, "PILOT_CELLS", PILOT)
+        yield
 
 
 @pytest.fixture
@@ -47,7 +58,8 @@ def alike(left, right):
 
 
 @pytest.fixture(scope="module")
-def together(small_model, simulated_cells):
+def together(small_model, simulated_cells, small_pilot):
+    small_model.fitted.plans.clear()
     return ask(small_model, simulated_cells)
 
 
@@ -95,7 +107,7 @@ def test_rates_agree_however_conditions_are_batched(model, simulated_cells, monk
             (latent, plan) = next(
                 value for key, value in fitted.plans._plans.items() if key[0] == condition.name
             )
-            task = fitted.task(condition, control, target, n_cells=512, seed=3)
+            task = fitted.task(condition, control, target, n_cells=PILOT, seed=3)
             recipe = Recipe(task=task, controls=control, target=target, config=config, seed=3)
             found[condition] = plan.expected_log1p(fitted.cells(recipe, latent))
         return found
@@ -109,22 +121,22 @@ def test_rates_agree_however_conditions_are_batched(model, simulated_cells, monk
 
 @pytest.mark.parametrize("few", [1, 31, 64])
 def test_the_first_cells_are_the_same_however_many_are_asked_for(model, simulated_cells, few):
-    many = ask(model, simulated_cells, ["P1"], ["T1"], n_cells=600)
+    many = ask(model, simulated_cells, ["P1"], ["T1"], n_cells=130)
     model.fitted.plans.clear()
     some = ask(model, simulated_cells, ["P1"], ["T1"], n_cells=few)
     alike(some.layers["counts"].toarray(), many.layers["counts"].toarray()[:few])
-    after = ask(model, simulated_cells, ["P1"], ["T1"], n_cells=600)
+    after = ask(model, simulated_cells, ["P1"], ["T1"], n_cells=130)
     alike(after.layers["counts"].toarray(), many.layers["counts"].toarray())
 
 
 def test_what_is_solved_once_is_counted_once(model, simulated_cells):
-    """512 pilot cells are 16 sets, one batch; then they are known."""
+    """Pilot cells are one batch; then they are known, and only what is beyond them is sampled."""
     config = ptd.SampleConfig(n_steps=3, sampler="euler")
     calls = [
         ask(model, simulated_cells, ["P1"], ["T1"], n_cells=n, sample=config).uns["perturbdiff"][
             "nfe"
         ]
-        for n in (64, 512, 513, 513)
+        for n in (40, PILOT, PILOT + 1, PILOT + 1)
     ]
     assert calls == [3, 0, 3, 3]
 
@@ -258,15 +270,15 @@ def test_a_prediction_says_what_it_is(model, simulated_cells, together):
 
 
 def test_the_mean_of_a_population_is_the_priors(model, simulated_cells):
-    """512 pilot cells: what is left is the noise of counts, 4 standard errors at most."""
-    pred = ask(model, simulated_cells, ["P1", "P3"], ["T1"], n_cells=512)
+    """Over the pilot cells; what is left is the noise of counts, 4 standard errors at most."""
+    pred = ask(model, simulated_cells, ["P1", "P3"], ["T1"], n_cells=PILOT)
     stated = pred.uns["perturbdiff"]["baselines"]
     names = [Condition((label,), ("T1",)).name for label in ("P1", "P3")]
     assert list(stated["conditions"]) == names
     for number, label in enumerate(("P1", "P3")):
         cells = pred[(pred.obs["perturbation"] == label).to_numpy()].X.toarray()
         error = np.abs(cells.mean(0) - stated["effect_prior"][number])
-        assert (error < 4 * cells.std(0) / 512**0.5 + 1e-4).all()
+        assert (error < 4 * cells.std(0) / PILOT**0.5 + 1e-4).all()
 
 
 def test_unknown_labels_are_refused_by_name(model, simulated_cells):

@@ -374,7 +374,7 @@ def test_few_conditions_train_for_fixed_steps_with_a_warning(small_fit, simulate
     with caplog.at_level("WARNING", logger="perturbdiff"):
         model = small_fit(simulated_cells[rows].copy())
     assert [r for r in caplog.records if "only 2 training conditions" in r.getMessage()]
-    assert model.fitted.steps == 6
+    assert model.fitted.steps == 4
 
 
 def test_one_condition_trains_and_says_that_its_prior_is_unchecked(
