@@ -55,12 +55,12 @@ class SetDataModule(LightningDataModule):
         return content.hexdigest()
 
     def train_dataloader(self) -> DataLoader[SetBatch]:
-        """``check_every`` batches an epoch; each process takes its own sets.
+        """``check_every`` batches an epoch, or all if fewer; each process takes its own sets.
 
         With a trainer the sets of a step follow from its number, so that a resumed run, whose first
         epoch Lightning may cut short, goes on with the sets that an uninterrupted one would see.
         """
-        length = self.config.check_every * self.config.n_sets
+        length = min(self.config.check_every, self.config.max_steps) * self.config.n_sets
         trainer = self.trainer
         if trainer is None:
             return self._loader(self.train, sampler=EpochSampler(length))

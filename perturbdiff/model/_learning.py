@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from perturbdiff._constants import DEPTH
-from perturbdiff._errors import UndefinedBaselineError
+from perturbdiff._errors import TrainingError, UndefinedBaselineError
 from perturbdiff._logging import logger
 from perturbdiff._random import cell_keys, gene_lanes, uniform
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
@@ -57,6 +57,7 @@ class Lesson:
     dispersion: ResponseDispersion
     populations: list[Population]
     fitted: Fitted  # with first weights
+    seed: int
 
     @property
     def enough(self) -> bool:
@@ -115,19 +116,13 @@ def prepare_lesson(
     )
     return Lesson(
         data=data, vocabulary=vocabulary, prior=prior, mixture=mixture, left_out_means=means,
-        dispersion=dispersion, populations=populations, fitted=fitted,
+        dispersion=dispersion, populations=populations, fitted=fitted, seed=seed,
     )  # fmt: skip
 
 
-def learn(
-    lesson: Lesson,
-    config: TrainConfig,
-    *,
-    options: TrainerOptions,
-    seed: int,
-) -> Fitted:
+def learn(lesson: Lesson, config: TrainConfig, *, options: TrainerOptions) -> Fitted:
     """Choose steps and dependence on inner folds, then train on all conditions."""
-    network, steps = lesson.fitted.network, config.max_steps
+    network, steps, seed = lesson.fitted.network, config.max_steps, lesson.seed
     if lesson.enough:
         folds = []
         for kept, out in two_folds(lesson.populations):
@@ -136,9 +131,7 @@ def learn(
         steps = choose_steps(folds, config=config, options=options)
         judged = [(task, data.validation) for task, data in folds]
         lesson.fitted.dependence = _choose_dependence(
-            lesson,
-            [(task, {p.name for p in held.populations}) for task, held in judged if held],
-            seed=seed,
+            lesson, [(task, {p.name for p in held.populations}) for task, held in judged if held]
         )
     else:
         logger.warning(
@@ -149,9 +142,17 @@ def learn(
         )
     task = new_task(lesson.vocabulary, network, config, seed=seed)
     data = SetDataModule(lesson.populations, config=config, seed=seed)
-    train(task, data, steps=steps, options=options)
-    lesson.fitted.denoiser.load_state_dict(task.averaged.state_dict())
-    lesson.fitted.steps = steps
+    return finished(lesson, train(task, data, steps=steps, options=options))
+
+
+def finished(lesson: Lesson, task: SetDiffusionTask) -> Fitted:
+    """The model with the averaged weights of a trained task."""
+    try:
+        lesson.fitted.denoiser.load_state_dict(task.averaged.state_dict())
+    except RuntimeError as error:
+        msg = f"The task was not prepared for this model: {str(error).splitlines()[-1].strip()}"
+        raise TrainingError(msg) from error
+    lesson.fitted.steps = task.global_step
     return lesson.fitted
 
 
@@ -190,9 +191,7 @@ def _stratified(uniform_NG: Tensor) -> Tensor:
     return (uniform_NG.argsort(0).argsort(0).double() + 0.5) / len(uniform_NG)
 
 
-def _choose_dependence(
-    lesson: Lesson, folds: Sequence[tuple[SetDiffusionTask, set[str]]], *, seed: int
-) -> float:
+def _choose_dependence(lesson: Lesson, folds: Sequence[tuple[SetDiffusionTask, set[str]]]) -> float:
     """The dependence at which held-out training conditions have the shape nearest to the truth.
 
     Cells of the largest conditions of each fold are generated around their true mean, so that shape
@@ -213,8 +212,10 @@ def _choose_dependence(
         for condition, summary in held[:_JUDGED_CONDITIONS]:
             own = _controls_of(data, controls[condition.context], condition)
             truth = project(data.cells.log1p[rows[condition]].toarray().astype(np.float64))
-            made = _shapes(lesson, judge, own, condition=condition, summary=summary, seed=seed)
-            distances.append([centred_energy_distance(project(x), truth, seed=seed) for x in made])
+            made = _shapes(lesson, judge, own, condition=condition, summary=summary)
+            distances.append(
+                [centred_energy_distance(project(x), truth, seed=lesson.seed) for x in made]
+            )
     table = np.array(distances)
     logger.info("centred energy distance by dependence %s: %s", _DEPENDENCE, table.mean(0).round(4))
     return _DEPENDENCE[_simplest(table)]
@@ -237,14 +238,13 @@ def _shapes(
     *,
     condition: Condition,
     summary: ConditionSummary,
-    seed: int,
 ) -> Iterator[Float[np.ndarray, "cells genes"]]:
     """Log1p values of cells of a condition around its true mean, one array a dependence."""
     question = own.question(condition)
     known = np.array([other.key != summary.key for other in lesson.mixture.conditions])
     shares = condition_shares(lesson.mixture, question) * known
     target = Target(mean=summary.mean, dispersion=lesson.dispersion.predict(shares, summary.mean))
-    config = SampleConfig()
+    config, seed = SampleConfig(), lesson.seed
     task = judge.task(condition, own, target, n_cells=_JUDGED_CELLS, seed=seed)
     sets = list(range(_JUDGED_CELLS // config.set_size))
     (latent,), _ = judge.sampler.sample([task], [sets], config, seed=seed)

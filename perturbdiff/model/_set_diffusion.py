@@ -10,11 +10,11 @@ from anndata import AnnData
 
 from perturbdiff._errors import NotFittedError
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
-from perturbdiff.data import Registry
+from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._bundle import Parts, write_bundle
 from perturbdiff.model._fitted import Fitted
-from perturbdiff.model._learning import learn, prepare_lesson
+from perturbdiff.model._learning import Lesson, finished, learn, new_task, prepare_lesson
 from perturbdiff.model._predictor import (
     Predictor,
     answer,
@@ -25,7 +25,7 @@ from perturbdiff.model._predictor import (
 )
 from perturbdiff.model._saved import fitted_parts, restore_fitted
 from perturbdiff.model._training_data import prepare
-from perturbdiff.train._fit import TrainerOptions
+from perturbdiff.train import SetDiffusionTask, TrainerOptions
 
 
 class SetDiffusion(Predictor):
@@ -41,6 +41,7 @@ class SetDiffusion(Predictor):
     split_hash = ""
     _fitted: Fitted | None = None
     _checksum: str | None = None
+    _lesson: Lesson | None = None
 
     @property
     def fitted(self) -> Fitted:
@@ -98,10 +99,70 @@ class SetDiffusion(Predictor):
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
         )
         lesson = prepare_lesson(data, network, config, seed=seed)
-        self._fitted = learn(lesson, config, options=options or TrainerOptions(), seed=seed)
-        self.registry, self.split_hash, self.seed = data.registry, data.split_hash, seed
-        self._checksum = None
+        self._take(learn(lesson, config, options=options or TrainerOptions()), lesson)
         return self
+
+    def prepare_training(
+        self,
+        adata: AnnData,
+        *,
+        holdout: Holdout | None = None,
+        n_top_genes: int | None = 2000,
+        seed: int = 0,
+        network: NetworkConfig | None = None,
+        train: TrainConfig | None = None,
+    ) -> tuple[SetDiffusionTask, SetDataModule]:
+        """What to give to a Lightning trainer of your own; then :meth:`adopt` what it trained.
+
+        Parameters
+        ----------
+        adata, holdout, n_top_genes, seed, network, train
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        A task with first weights, and the training conditions as a data module. Nothing is held
+        out to check on; the trainer decides how long to train.
+        """
+        network, config = network or NetworkConfig(), train or TrainConfig()
+        data = prepare(
+            adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
+        )
+        self._lesson = prepare_lesson(data, network, config, seed=seed)
+        shape = self._lesson.fitted.network
+        task = new_task(self._lesson.vocabulary, shape, config, seed=seed)
+        return task, SetDataModule(self._lesson.populations, config=config, seed=seed)
+
+    def adopt(self, task: SetDiffusionTask) -> Self:
+        """Take over the averaged weights of a task that was prepared here and trained elsewhere.
+
+        Parameters
+        ----------
+        task
+            The task of the last :meth:`prepare_training`.
+
+        Returns
+        -------
+        The fitted model itself.
+
+        Raises
+        ------
+        NotFittedError
+            When nothing was prepared.
+        TrainingError
+            When the task has another shape than the one that was prepared.
+        """
+        if self._lesson is None:
+            msg = "There is nothing to adopt weights for. Call prepare_training(adata) first."
+            raise NotFittedError(msg)
+        self._take(finished(self._lesson, task), self._lesson)
+        self._lesson = None
+        return self
+
+    def _take(self, fitted: Fitted, lesson: Lesson) -> None:
+        self._fitted, self._checksum = fitted, None
+        self.registry, self.split_hash = lesson.data.registry, lesson.data.split_hash
+        self.seed = lesson.seed
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
