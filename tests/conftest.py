@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -113,8 +113,8 @@ def simulated_cells() -> AnnData:
 def small_fit() -> Callable[..., Any]:
     """Fit of a small network for a few steps, without the treated cells of type T1."""
 
-    def fit(adata: AnnData, **changes: Any) -> Any:
-        columns = {
+    def fit(adata: AnnData, *, columns: Mapping[str, Any] | None = None, **changes: Any) -> Any:
+        usual = {
             "perturbation_key": "perturbation",
             "control": "control",
             "covariate_keys": ["cell_type"],
@@ -131,7 +131,9 @@ def small_fit() -> Callable[..., Any]:
             ),
             "options": ptd.TrainerOptions(progress=False, accelerator="cpu"),
         }
-        return ptd.SetDiffusion.from_anndata(adata, **columns).fit(adata, **(settings | changes))
+        return ptd.SetDiffusion.from_anndata(adata, **usual, **(columns or {})).fit(
+            adata, **(settings | changes)
+        )
 
     return fit
 

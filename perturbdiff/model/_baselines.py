@@ -5,7 +5,7 @@ control partners.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,8 +30,6 @@ from perturbdiff.model._predictor import (
 from perturbdiff.model._questions import Controls
 from perturbdiff.model._training_data import prepare, prior_features
 from perturbdiff.prior._state import summaries_to_state
-
-HowCells = Literal["transport", "shift"]
 
 
 class BaselinePredictor(Predictor):
@@ -114,7 +112,7 @@ class BaselinePredictor(Predictor):
         seed: int = 0,
         doses: Sequence[float] | None = None,
         times: Sequence[float] | None = None,
-        cells: HowCells = "transport",
+        cells: str = "transport",
     ) -> AnnData:
         """Control cells of every context, brought to the mean that the baseline states.
 

@@ -13,6 +13,8 @@ import torch
 
 import perturbdiff as ptd
 from perturbdiff._errors import BundleError, NotFittedError
+from perturbdiff.data.datasets import simulated
+from perturbdiff.data.datasets._world import SimulationConfig
 from perturbdiff.model._bundle import ARRAYS, FORMAT, MANIFEST, Parts, read_bundle, write_bundle
 
 ASKED = {"perturbations": ["P1", "P3"], "contexts": [{"cell_type": "T1"}], "n_cells": 40, "seed": 5}
@@ -91,6 +93,24 @@ def test_saving_what_was_loaded_gives_the_same_bytes(bundle, tmp_path):
     ptd.load(bundle).save(tmp_path / "again")
     for file in bundle.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
+
+
+def test_combinations_features_and_doses_are_answered_from_a_bundle(small_fit, tmp_path):
+    """What the priors learned from single control cells is kept as numbers, for every question."""
+    config = SimulationConfig(
+        n_genes=40, n_contexts=2, n_perturbations=3, n_unseen=1, n_pairs=2, n_cells=20,
+        n_controls=30, doses=(0.5, 2.0), hours=(),
+    )  # fmt: skip
+    adata = simulated(config, seed=1).adata
+    model = small_fit(adata, columns={"dose_key": "dose"}, holdout=None)
+    model.save(tmp_path / "bundle")
+    loaded = ptd.load(tmp_path / "bundle")
+    asked = {
+        "perturbations": ["P1", "P1+P2", "P1+P3", "P2+P3", "P4", "P1+P4", "dosed", "P1+dosed"],
+        "doses": [1.0], "contexts": [{"cell_type": "T1"}], "n_cells": 4, "sample": ptd.SampleConfig(n_steps=2),
+    }  # fmt: skip
+    same(loaded.predict(adata, **asked), model.predict(adata, **asked))
+    assert loaded.checksum == model.checksum
 
 
 def test_the_same_seed_gives_the_same_bundle_and_another_seed_another(
