@@ -2,13 +2,15 @@
 
 A Gaussian process over conditions gives an expected log-ratio; a ridge shared by all genes, learned
 by leaving training conditions out, corrects its strength, mixes in other answers and removes what
-is common to all responses.
+is common to all responses. Perturbations and combinations that were measured nowhere start from the
+average response and from the sum of their members; see ``_unmeasured``.
 
 C conditions, G genes, F features.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -28,24 +30,37 @@ from perturbdiff.prior._process import (
 from perturbdiff.prior._ridge import Example, condition_weight, shared_ridge, split_groups
 from perturbdiff.prior._state import State, summaries_from_state, summaries_to_state
 from perturbdiff.prior._summary import ConditionSummary, PriorQuestion
+from perturbdiff.prior._unmeasured import (
+    all_alone,
+    describe_combination,
+    describe_new,
+    split_unmeasured,
+    trusted_share,
+    without_features,
+)
 
 LEAVE_ONE_OUT_LIMIT = 30
 """Groups of conditions up to which each is left out in turn; beyond, ten folds of groups."""
 _INNER_LIMIT = 12
 _DENOISING = 5.0  # cells' worth of what other contexts say about a control level
-# Relative penalty of the ridge, in the order of features, over the cube of the number of examples:
-# from two or three contexts little can be learned about how responses differ between contexts.
-_PENALTY = np.array([15.0, 15.0, 15.0, 15.0, 15.0, 15.0, 150.0])
-_AXES = ("context", "perturbation")
+# Relative penalty of the ridge, in the order of features, over a power of the number of examples:
+# from two or three contexts little can be learned about how responses differ between contexts, and
+# from a pair or two even less about how combinations do, which interact or do not.
+_PENALTY = {
+    "context": np.array([15.0, 15.0, 15.0, 15.0, 15.0, 15.0, 150.0]),
+    "combination": np.full(3, 15.0),
+}
+_POWER = {"context": 3, "combination": 4}
+_AXES = ("context", "combination", "perturbation")
 
 
 class EffectPrior(Baseline):
     """Predicts the mean response from other conditions; also tells how wrong that is when left out.
 
-    Features of the shared ridge, zero where they do not apply: the base answer itself (strength);
-    mixture against process, and the same for expressed genes; additive against process; what
-    changes if the control level is denoised; the expressed part of the gene (a dilution common to
-    all genes); and saturation, the base answer times how far the control cells already lie along
+    Features of the shared ridge for a perturbation known in other contexts: the base answer itself
+    (strength); mixture against process, and the same for expressed genes; additive against process;
+    what changes if the control level is denoised; the expressed part of the gene (a dilution common
+    to all genes); and saturation, the base answer times how far the control cells already lie along
     the response.
     """
 
@@ -78,25 +93,38 @@ class EffectPrior(Baseline):
         Parameters
         ----------
         axis
-            ``context`` for perturbations that are known elsewhere, ``perturbation`` for new ones.
+            ``context`` for perturbations that are known elsewhere, ``combination`` for those of
+            which every member is known alone, ``perturbation`` for other new ones.
 
         Returns
         -------
         One number per feature; all zero where no training condition can be left out.
         """
         if axis not in self._coefficients:
-            examples: list[Example] = []
-            splits = split_groups(self.conditions, axis=axis, seed=self._seed, limit=_INNER_LIMIT)
-            for out, kept in splits:
-                answers = self._answer_from(kept)
-                examples += [
-                    answers.example(condition)
-                    for condition in out
-                    if answers.axis(condition.question) == axis
-                ]
-            penalty = _PENALTY / max(len(examples), 1) ** 3
-            self._coefficients[axis] = shared_ridge(examples, penalty)
+            self._coefficients[axis] = self._learned(axis)
         return self._coefficients[axis]
+
+    def _learned(self, axis: str) -> Float[np.ndarray, " features"]:
+        if axis == "perturbation" and not self.settings.by_features:
+            return np.zeros(1)
+        examples: dict[object, list[Example]] = {}
+        for out, kept in self._splits(axis):
+            answers = self._answer_from(kept)
+            for condition in out:
+                if answers.axis(condition.question) == axis:
+                    group = condition.key if axis == "context" else condition.members
+                    examples.setdefault(group, []).append(answers.example(condition))
+        if axis == "perturbation":
+            return np.array([trusted_share([_gain(group) for group in examples.values()])])
+        penalty = _PENALTY[axis] / max(len(examples), 1) ** _POWER[axis]
+        return shared_ridge([one for group in examples.values() for one in group], penalty)
+
+    def _splits(self, axis: str) -> list[tuple[list[ConditionSummary], list[ConditionSummary]]]:
+        if axis == "context":
+            return split_groups(self.conditions, axis=axis, seed=self._seed, limit=_INNER_LIMIT)
+        return split_unmeasured(
+            self.conditions, combinations=axis == "combination", seed=self._seed, limit=_INNER_LIMIT
+        )
 
     def predict_mean(self, question: PriorQuestion) -> Float[np.ndarray, " genes"]:
         """Mean log1p value per gene after treatment."""
@@ -162,6 +190,8 @@ class EffectPrior(Baseline):
         for axis in _AXES:
             state[f"coefficients.{axis}"] = self.coefficients(axis)
         state["process"] = self._answers.process.weights
+        if self.settings.by_features:
+            state["plain"] = self._answers.plain.weights
         if self._left_out is not None:
             state["left_out"] = self._left_out
         return state
@@ -181,9 +211,11 @@ class EffectPrior(Baseline):
         names: Sequence[str] = state["features"]
         self._features = {name: np.asarray(state[f"feature.{i}"]) for i, name in enumerate(names)}
         self._prepare(KernelSettings(**state["settings"]))
-        weights = np.asarray(state["process"])
-        process = replace(self._answers.process, weights=weights)
+        fitted = self._answers
+        process = replace(fitted.process, weights=np.asarray(state["process"]))
         self._answers = Answers(self.conditions, process, self._classifiers)
+        if "plain" in state:
+            self._answers.plain = replace(fitted.plain, weights=np.asarray(state["plain"]))
         self._coefficients = {axis: np.asarray(state[f"coefficients.{axis}"]) for axis in _AXES}
         if "left_out" in state:
             self._left_out = np.asarray(state["left_out"])
@@ -203,9 +235,16 @@ class Answers:
         self._mixture = MixtureLogRatio(classifiers=classifiers).fit(conditions)
         self._additive = Additive().fit(conditions)
 
+    @cached_property
+    def plain(self) -> ResponseProcess:
+        """The process without features; fitted where it is asked for, since few questions do."""
+        return without_features(self._conditions, self.process)
+
     def axis(self, question: PriorQuestion) -> str:
-        """Whether the perturbation is known elsewhere."""
-        return _AXES[0] if context_donors(self._conditions, question) else _AXES[1]
+        """Whether the perturbation is known elsewhere, in parts, or not at all."""
+        if context_donors(self._conditions, question):
+            return _AXES[0]
+        return _AXES[1 if all_alone(self._conditions, question.members) else 2]
 
     def example(self, condition: ConditionSummary) -> Example:
         """What the ridge is to learn from a condition that is not among these."""
@@ -217,21 +256,30 @@ class Answers:
         self, question: PriorQuestion
     ) -> tuple[Float[np.ndarray, " genes"], Float[np.ndarray, "genes features"]]:
         """The base shift, and features of what may have to be added to it."""
+        axis = self.axis(question)
+        if axis == "perturbation":
+            return describe_new(question, self.process, self.plain)
+        if axis == "combination":
+            added = self._additive.predict_mean(question) - question.context.mean
+            return describe_combination(question, self.process, self.plain, added=added)
+        return self._describe_elsewhere(question)
+
+    def _describe_elsewhere(
+        self, question: PriorQuestion
+    ) -> tuple[Float[np.ndarray, " genes"], Float[np.ndarray, "genes features"]]:
         here = question.context.mean
         ratio = self.process.log_ratio(question)
         process = mean_at(level(here) + ratio) - here
-        mixture, denoised, saturation = process, process, 0.0
         donors = context_donors(self._conditions, question)
-        if donors:
-            mixture = self._mixture.predict_mean(question) - here
-            share = self._mixture.shares(question, donors)
-            controls = np.stack([donor.context.mean for donor in donors])
-            n = question.context.n_cells
-            quiet = (n * here + _DENOISING * (share @ controls)) / (n + _DENOISING)
-            denoised = mean_at(level(quiet) + ratio) - here
-            saturation = _saturation(here, controls, np.stack([d.mean for d in donors]))
+        mixture = self._mixture.predict_mean(question) - here
+        share = self._mixture.shares(question, donors)
+        controls = np.stack([donor.context.mean for donor in donors])
+        n = question.context.n_cells
+        quiet = (n * here + _DENOISING * (share @ controls)) / (n + _DENOISING)
+        denoised = mean_at(level(quiet) + ratio) - here
+        saturation = _saturation(here, controls, np.stack([d.mean for d in donors]))
         added = self._added(question, process)
-        base = 0.5 * (process + (mixture if donors else added))
+        base = 0.5 * (process + mixture)
         expressed = 1 - np.exp(-here)
         columns = [
             base,
@@ -252,6 +300,16 @@ class Answers:
         except UndefinedBaselineError:
             return otherwise
         return np.asarray(mean - question.context.mean)
+
+
+def _gain(examples: Sequence[Example]) -> tuple[float, float]:
+    """Average of ``d·r`` and ``d·d`` over the conditions of one perturbation."""
+    gains = [
+        (one.weight * one.features[:, 0] @ one.target, one.weight * (one.features[:, 0] ** 2).sum())
+        for one in examples
+    ]
+    agreement, size = np.mean(gains, axis=0)
+    return float(agreement), float(size)
 
 
 def _saturation(

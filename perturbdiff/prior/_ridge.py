@@ -5,6 +5,7 @@ G genes, F features, C donors.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -22,6 +23,8 @@ from perturbdiff.prior._donors import (
 )
 from perturbdiff.prior._response import apply_log_ratio, log_ratio
 from perturbdiff.prior._summary import ConditionSummary, PriorQuestion
+
+Group = TypeVar("Group", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,15 @@ def shared_ridge(
     return np.where(used, np.linalg.solve(system, right / unit) / unit, 0.0)
 
 
+def deal(keys: Iterable[Group], *, seed: int, limit: int) -> dict[Group, int]:
+    """Number of the fold of each group: its own up to a limit, one of ten beyond."""
+    groups = sorted(set(keys))
+    if len(groups) <= limit:
+        return dict(zip(groups, range(len(groups)), strict=True))
+    shuffled = np.random.default_rng(seed).permutation(len(groups))
+    return {group: int(place) % 10 for group, place in zip(groups, shuffled, strict=True)}
+
+
 def split_groups(
     conditions: Sequence[ConditionSummary], *, axis: str, seed: int, limit: int
 ) -> list[tuple[list[ConditionSummary], list[ConditionSummary]]]:
@@ -67,11 +79,7 @@ def split_groups(
         (c.members, c.context.covariates) if axis == "context" else (c.members, ())
         for c in conditions
     ]
-    groups = sorted(set(keys))
-    fold = dict(zip(groups, range(len(groups)), strict=True))
-    if len(groups) > limit:
-        shuffled = np.random.default_rng(seed).permutation(len(groups))
-        fold = {group: int(place) % 10 for group, place in zip(groups, shuffled, strict=True)}
+    fold = deal(keys, seed=seed, limit=limit)
     places = [fold[key] for key in keys]
     splits = []
     for place in sorted(set(places)):
