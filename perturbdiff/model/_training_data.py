@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from anndata import AnnData
 from jaxtyping import Float, Int
 
@@ -84,9 +85,12 @@ def prepare(
         parts = split(cells, registry, holdout=holdout)
         cells, split_hash = cells.take(parts.train), parts.hash
         check_leakage(cells, parts)
+    n_threads = torch.get_num_threads()
     genes = registry.genes or (
         cells.genes if n_top_genes is None else variable_genes(cells, n_top_genes)
     )
+    # Numba, inside scanpy, sets the number of threads of the whole process.
+    torch.set_num_threads(n_threads)
     cells = cells.select(genes)
     mean, loadings = principal_axes(cells.log1p, n_axes)
     scale = np.sqrt(

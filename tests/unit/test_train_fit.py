@@ -216,21 +216,23 @@ def test_training_leaves_no_random_state_behind():
         assert np.array_equal(left, right)
 
 
-def test_fit_in_a_fresh_process_moves_no_random_state(simulated_cells, tmp_path):
+def test_fit_moves_no_random_state_and_no_number_of_threads(simulated_cells, tmp_path):
     """There nothing checks types, which draws numbers of Python's own generator."""
     simulated_cells.write_h5ad(tmp_path / "cells.h5ad")
     script = """
 import random, sys
 import anndata, numpy as np, torch
 random.seed(1), np.random.seed(2), torch.manual_seed(3)
+torch.set_num_threads(1)
 def states():
-    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    return (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(),
+            torch.get_num_threads())
 before = states()
 import perturbdiff as ptd
 adata = anndata.read_h5ad(sys.argv[1])
 model = ptd.SetDiffusion.from_anndata(adata, perturbation_key="perturbation", control="control",
                                       covariate_keys=["cell_type"])
-model.fit(adata, n_top_genes=None, options=ptd.TrainerOptions(progress=False),
+model.fit(adata, n_top_genes=30, options=ptd.TrainerOptions(progress=False),
           network=ptd.NetworkConfig(n_axes=3, n_response_axes=2, width=8, n_blocks=1, n_heads=1),
           train=ptd.TrainConfig(max_steps=2, check_every=1, n_sets=2, set_size=4, n_controls=4))
 assert states() == before
