@@ -109,6 +109,8 @@ def train(
     with _quiet_lightning(), _interruptible():
         trainer = Trainer(
             max_steps=steps,
+            # So that the bar knows its end; a run resumed within an epoch counts that one twice.
+            max_epochs=-(-steps // data.config.check_every) + 1,
             accelerator=options.accelerator,
             devices=options.devices,
             precision=options.precision or _precision(options.accelerator),
