@@ -21,6 +21,7 @@ from perturbdiff._logging import logger
 from perturbdiff.config import TrainConfig
 from perturbdiff.data import SetDataModule
 from perturbdiff.data._sets import Population
+from perturbdiff.train._progress import StepBar
 from perturbdiff.train._task import SetDiffusionTask
 
 LAST = "last.ckpt"
@@ -79,6 +80,7 @@ def train(
     steps: int,
     options: TrainerOptions,
     callbacks: Sequence[Callback] = (),
+    title: str = "training",
 ) -> SetDiffusionTask:
     """Train for a number of steps with a trainer of our own.
 
@@ -92,6 +94,8 @@ def train(
         Devices, precision, progress and checkpoints.
     callbacks
         More of them.
+    title
+        What the bar says.
 
     Returns
     -------
@@ -106,18 +110,17 @@ def train(
     """
     directory = options.checkpoint_dir
     keep = [] if directory is None else [_KeepLast(directory)]
+    bar = [StepBar(title)] if options.progress else []
     with _quiet_lightning(), _interruptible():
         trainer = Trainer(
             max_steps=steps,
-            # So that the bar knows its end; a run resumed within an epoch counts that one twice.
-            max_epochs=-(-steps // data.config.check_every) + 1,
             accelerator=options.accelerator,
             devices=options.devices,
             precision=options.precision or _precision(options.accelerator),
-            callbacks=[*callbacks, *keep],
+            callbacks=[*callbacks, *keep, *bar],
             logger=False,
             enable_checkpointing=False,
-            enable_progress_bar=options.progress,
+            enable_progress_bar=False,
             enable_model_summary=False,
             gradient_clip_val=1.0,
             num_sanity_val_steps=0,
@@ -162,8 +165,12 @@ def choose_steps(
             precision=options.precision,
             progress=options.progress,
         )
-        train(task, data, steps=config.max_steps, options=fold_options, callbacks=[losses, stop])
-        logger.info("inner fold %d of %d: %s", number, len(folds), np.round(losses.values, 4))
+        title = f"inner fold {number} of {len(folds)}"
+        train(
+            task, data, steps=config.max_steps, options=fold_options, callbacks=[losses, stop],
+            title=title,
+        )  # fmt: skip
+        logger.info("%s: %s", title, np.round(losses.values, 4))
         curves.append(losses.values)
     looks = min(len(curve) for curve in curves)
     if looks == 0:

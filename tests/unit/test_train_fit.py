@@ -342,7 +342,7 @@ def test_own_trainers_validate(tmp_path):
 def test_the_chosen_step_has_the_smallest_mean_loss(monkeypatch):
     curves = iter([[3.0, 1.0, 2.0, 2.5], [3.0, 2.0, 0.5]])
 
-    def pretend(task, data, *, steps, options, callbacks=()):
+    def pretend(task, data, *, steps, options, callbacks=(), title=""):
         callbacks[0].values.extend(next(curves))
 
     monkeypatch.setattr("perturbdiff.train._fit.train", pretend)
