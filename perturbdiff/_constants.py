@@ -5,7 +5,7 @@ from typing import Final
 VERSION: Final = "0.1.0"
 
 DEPTH: Final = 1e4
-"""Counts a cell is scaled to before the logarithm: user space is ``log1p(counts / library_size * DEPTH)``."""
+"""Counts a cell is scaled to: user space is ``log1p(counts / library_size * DEPTH)``."""
 
 UNS_KEY: Final = "perturbdiff"
 """Where a prediction keeps its provenance in ``.uns``."""

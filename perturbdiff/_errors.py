@@ -47,7 +47,8 @@ class UnknownLevelError(PerturbDiffError, ValueError):
     def __init__(self, key: str, unknown: Sequence[str], *, known: Sequence[str]) -> None:
         hint = nearest(unknown[0], known)
         super().__init__(
-            f"obs[{key!r}] has {len(unknown)} level(s) unseen in training: {listed(unknown)}. {hint}"
+            f"obs[{key!r}] has {len(unknown)} level(s) unseen in training: "
+            f"{listed(unknown)}. {hint}"
         )
 
 

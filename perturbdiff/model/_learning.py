@@ -47,22 +47,29 @@ _AXES_OF_DISTANCE = 30
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lesson:
-    """Training data with the priors fitted, ready for networks."""
+    """Training data and a model with priors fitted and first weights, ready for training."""
 
     data: TrainingData
-    vocabulary: Vocabulary
-    prior: EffectPrior
-    mixture: MixtureLogRatio
-    left_out_means: Float[np.ndarray, "conditions genes"]
-    dispersion: ResponseDispersion
     populations: list[Population]
-    fitted: Fitted  # with first weights
+    fitted: Fitted
+    config: TrainConfig
     seed: int
 
     @property
     def enough(self) -> bool:
         """Whether training conditions can be held out to check."""
         return len(self.data.conditions) >= _FEWEST_CONDITIONS
+
+    def new_task(self) -> SetDiffusionTask:
+        """A task with first weights."""
+        fitted = self.fitted
+        return new_task(fitted.vocabulary, fitted.network, self.config, seed=self.seed)
+
+    def data_module(
+        self, train: Sequence[Population], validation: Sequence[Population] = ()
+    ) -> SetDataModule:
+        """Some of the populations to learn from, some to check on."""
+        return SetDataModule(train, validation, config=self.config, seed=self.seed)
 
 
 def new_task(
@@ -114,24 +121,22 @@ def prepare_lesson(
         dependence=_USUAL_DEPENDENCE,
         n_shown=config.n_controls,
     )
-    return Lesson(
-        data=data, vocabulary=vocabulary, prior=prior, mixture=mixture, left_out_means=means,
-        dispersion=dispersion, populations=populations, fitted=fitted, seed=seed,
-    )  # fmt: skip
+    return Lesson(data=data, populations=populations, fitted=fitted, config=config, seed=seed)
 
 
-def learn(lesson: Lesson, config: TrainConfig, *, options: TrainerOptions) -> Fitted:
+def learn(lesson: Lesson, *, options: TrainerOptions) -> Fitted:
     """Choose steps and dependence on inner folds, then train on all conditions."""
-    network, steps, seed = lesson.fitted.network, config.max_steps, lesson.seed
+    config, steps = lesson.config, lesson.config.max_steps
     if lesson.enough:
-        folds = []
-        for kept, out in two_folds(lesson.populations):
-            task = new_task(lesson.vocabulary, network, config, seed=seed)
-            folds.append((task, SetDataModule(kept, out, config=config, seed=seed)))
+        parts = two_folds(lesson.populations)
+        folds = [(lesson.new_task(), lesson.data_module(*part)) for part in parts]
         steps = choose_steps(folds, config=config, options=options)
-        judged = [(task, data.validation) for task, data in folds]
         lesson.fitted.dependence = _choose_dependence(
-            lesson, [(task, {p.name for p in held.populations}) for task, held in judged if held]
+            lesson,
+            [
+                (task, {population.name for population in out})
+                for (task, _), (_, out) in zip(folds, parts, strict=True)
+            ],
         )
     else:
         logger.warning(
@@ -140,9 +145,8 @@ def learn(lesson: Lesson, config: TrainConfig, *, options: TrainerOptions) -> Fi
             len(lesson.data.conditions),
             steps,
         )
-    task = new_task(lesson.vocabulary, network, config, seed=seed)
-    data = SetDataModule(lesson.populations, config=config, seed=seed)
-    return finished(lesson, train(task, data, steps=steps, options=options))
+    data = lesson.data_module(lesson.populations)
+    return finished(lesson, train(lesson.new_task(), data, steps=steps, options=options))
 
 
 def finished(lesson: Lesson, task: SetDiffusionTask) -> Fitted:
@@ -241,9 +245,9 @@ def _shapes(
 ) -> Iterator[Float[np.ndarray, "cells genes"]]:
     """Log1p values of cells of a condition around its true mean, one array a dependence."""
     question = own.question(condition)
-    known = np.array([other.key != summary.key for other in lesson.mixture.conditions])
-    shares = condition_shares(lesson.mixture, question) * known
-    target = Target(mean=summary.mean, dispersion=lesson.dispersion.predict(shares, summary.mean))
+    known = np.array([other.key != summary.key for other in judge.mixture.conditions])
+    shares = condition_shares(judge.mixture, question) * known
+    target = Target(mean=summary.mean, dispersion=judge.dispersion.predict(shares, summary.mean))
     config, seed = SampleConfig(), lesson.seed
     task = judge.task(condition, own, target, n_cells=_JUDGED_CELLS, seed=seed)
     sets = list(range(_JUDGED_CELLS // config.set_size))

@@ -14,7 +14,7 @@ from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._bundle import Parts, write_bundle
 from perturbdiff.model._fitted import Fitted
-from perturbdiff.model._learning import Lesson, finished, learn, new_task, prepare_lesson
+from perturbdiff.model._learning import Lesson, finished, learn, prepare_lesson
 from perturbdiff.model._predictor import (
     Predictor,
     answer,
@@ -94,12 +94,8 @@ class SetDiffusion(Predictor):
         ScaleError, ExpressionError, GeneError
             When the expression is not what was declared.
         """
-        network, config = network or NetworkConfig(), train or TrainConfig()
-        data = prepare(
-            adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
-        )
-        lesson = prepare_lesson(data, network, config, seed=seed)
-        self._take(learn(lesson, config, options=options or TrainerOptions()), lesson)
+        lesson = self._study(adata, holdout, n_top_genes, seed=seed, network=network, train=train)
+        self._take(learn(lesson, options=options or TrainerOptions()), lesson)
         return self
 
     def prepare_training(
@@ -124,14 +120,9 @@ class SetDiffusion(Predictor):
         A task with first weights, and the training conditions as a data module. Nothing is held
         out to check on; the trainer decides how long to train.
         """
-        network, config = network or NetworkConfig(), train or TrainConfig()
-        data = prepare(
-            adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
-        )
-        self._lesson = prepare_lesson(data, network, config, seed=seed)
-        shape = self._lesson.fitted.network
-        task = new_task(self._lesson.vocabulary, shape, config, seed=seed)
-        return task, SetDataModule(self._lesson.populations, config=config, seed=seed)
+        lesson = self._study(adata, holdout, n_top_genes, seed=seed, network=network, train=train)
+        self._lesson = lesson
+        return lesson.new_task(), lesson.data_module(lesson.populations)
 
     def adopt(self, task: SetDiffusionTask) -> Self:
         """Take over the averaged weights of a task that was prepared here and trained elsewhere.
@@ -158,6 +149,22 @@ class SetDiffusion(Predictor):
         self._take(finished(self._lesson, task), self._lesson)
         self._lesson = None
         return self
+
+    def _study(
+        self,
+        adata: AnnData,
+        holdout: Holdout | None,
+        n_top_genes: int | None,
+        *,
+        seed: int,
+        network: NetworkConfig | None,
+        train: TrainConfig | None,
+    ) -> Lesson:
+        network = network or NetworkConfig()
+        data = prepare(
+            adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
+        )
+        return prepare_lesson(data, network, train or TrainConfig(), seed=seed)
 
     def _take(self, fitted: Fitted, lesson: Lesson) -> None:
         self._fitted, self._checksum = fitted, None

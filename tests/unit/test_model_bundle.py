@@ -107,7 +107,8 @@ def test_combinations_features_and_doses_are_answered_from_a_bundle(small_fit, t
     loaded = ptd.load(tmp_path / "bundle")
     asked = {
         "perturbations": ["P1", "P1+P2", "P1+P3", "P2+P3", "P4", "P1+P4", "dosed", "P1+dosed"],
-        "doses": [1.0], "contexts": [{"cell_type": "T1"}], "n_cells": 4, "sample": ptd.SampleConfig(n_steps=2),
+        "doses": [1.0], "contexts": [{"cell_type": "T1"}], "n_cells": 4,
+        "sample": ptd.SampleConfig(n_steps=2),
     }  # fmt: skip
     same(loaded.predict(adata, **asked), model.predict(adata, **asked))
     assert loaded.checksum == model.checksum
