@@ -391,7 +391,7 @@ def _show_scores(pred: "AnnData") -> None:
 
     means = tl.summarise_scores(pred)
     shown = [name for name in _SHORT if means[name].notna().any()]
-    table = Table(title="Scores on cells that were held out (↑ higher is better, ↓ lower)")
+    table = Table(title="Predicted against measured cells (↑ higher is better, ↓ lower)")
     table.add_column("method", no_wrap=True)
     table.add_column("cells", no_wrap=True)
     for name in shown:

@@ -30,6 +30,11 @@ def test_every_shipped_run_loads_by_name_and_by_path(path):
     assert run.data.columns["perturbation_key"] == "condition"
 
 
+def test_the_standard_settings_are_the_defaults():
+    run = load_run("kang2018")
+    assert (run.model, run.train, run.sample) == (NetworkConfig(), TrainConfig(), SampleConfig())
+
+
 def test_nothing_named_is_the_defaults():
     assert load_run(None) == RunConfig()
     assert RunConfig().train == TrainConfig()
