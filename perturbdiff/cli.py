@@ -15,6 +15,7 @@ import typer
 
 from perturbdiff._constants import VERSION
 from perturbdiff._errors import ConfigError, PerturbDiffError, UnknownKeyError
+from perturbdiff._logging import logger
 from perturbdiff.config import load_run
 from perturbdiff.config._labels import read_context, read_labels
 
@@ -100,14 +101,15 @@ def demo(
             raise ConfigError("out", str(out), rule="is a file; name a folder")
         adata = _read(run.data.source)
         model = _fit(adata, run, {})
-        from perturbdiff import tl
+        from perturbdiff.tl import predict as predict_cells
+        from perturbdiff.tl import score as score_cells
 
         held = [
             [(key, label) for label in labels]
             for key, labels in run.data.holdout.items()
             if key in run.data.covariate_keys
         ]
-        pred = tl.predict(
+        pred = predict_cells(
             adata,
             model,
             perturbations=model.registry.perturbations.levels,
@@ -116,7 +118,7 @@ def demo(
             seed=run.seed,
             sample=run.sample,
         )
-        tl.score(pred, reference=adata, seed=run.seed)
+        score_cells(pred, reference=adata, seed=run.seed)
         _write(pred, out / "predicted.h5ad")
         pred.uns["score"].to_csv(out / "scores.csv", index=False)
         _draw(pred, adata, out)
@@ -221,10 +223,10 @@ def predict(
         asked = None if contexts is None else [read_context(text) for text in contexts]
         adata = _read(data)
         _tune()
-        from perturbdiff import tl
         from perturbdiff.model import load
+        from perturbdiff.tl import predict as predict_cells
 
-        pred = tl.predict(
+        pred = predict_cells(
             adata, load(model), perturbations=perturbations, contexts=asked, n_cells=n_cells,
             seed=seed, doses=doses, times=times, sample=run.sample,
         )  # fmt: skip
@@ -251,9 +253,9 @@ def score(
     with _plainly(verbose=verbose):
         _check_out(out, overwrite=overwrite)
         guess, truth = _read(str(pred)), _read(reference)
-        from perturbdiff import tl
+        from perturbdiff.tl import score as score_cells
 
-        tl.score(guess, reference=truth, seed=seed)
+        score_cells(guess, reference=truth, seed=seed)
         out.parent.mkdir(parents=True, exist_ok=True)
         guess.uns["score"].to_csv(out, index=False)
         if pictures is not None:
@@ -287,7 +289,8 @@ def _plainly(*, verbose: bool, resumable: Path | None = None) -> Iterator[None]:
     """One readable line for a mistake of the user's, 130 for an interruption."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    logging.getLogger("perturbdiff").setLevel(logging.INFO if verbose else logging.WARNING)
+    level = logger.level
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
     try:
         yield
     except (PerturbDiffError, FileNotFoundError, PermissionError) as error:
@@ -297,6 +300,8 @@ def _plainly(*, verbose: bool, resumable: Path | None = None) -> Iterator[None]:
         hint = f" Go on with --checkpoint-dir {resumable} --resume." if resumable else ""
         typer.echo(f"Interrupted.{hint}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    finally:
+        logger.setLevel(level)
 
 
 def _run(
@@ -371,9 +376,9 @@ def _draw(pred: "AnnData", reference: "AnnData", folder: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from perturbdiff import pl
+    from perturbdiff.pl import embedding, response
 
-    for plot in (pl.response, pl.embedding):
+    for plot in (response, embedding):
         plot(pred, reference=reference, save=folder / f"{plot.__name__}.png", show=False)
 
 
@@ -387,9 +392,9 @@ def _show_scores(pred: "AnnData") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from perturbdiff import tl
+    from perturbdiff.tl import summarise_scores
 
-    means = tl.summarise_scores(pred)
+    means = summarise_scores(pred)
     shown = [name for name in _SHORT if means[name].notna().any()]
     table = Table(title="Predicted against measured cells (↑ higher is better, ↓ lower)")
     table.add_column("method", no_wrap=True)
@@ -408,11 +413,13 @@ def _show_scores(pred: "AnnData") -> None:
         )
     console = Console()
     console.width = max(console.width, 120)
-    console.print(table)
+    styled = console.is_terminal
+    parts = ((part.text, part.style) for part in console.render(table))
+    _say("".join(style.render(text) if style and styled else text for text, style in parts))
     scores = pred.uns["score"]
     lacking = scores[scores["pearson_shift"].isna()].drop_duplicates("method")
     for method, reason in zip(lacking["method"], lacking["undefined"], strict=True):
-        console.print(f"n/a {method}: {reason}", highlight=False)
+        _say(f"n/a {method}: {reason}")
 
 
 def _say(text: str) -> None:
