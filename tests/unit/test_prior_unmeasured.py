@@ -19,19 +19,22 @@ from perturbdiff.prior._unmeasured import all_alone, split_unmeasured, trusted_s
 N_GENES, N_CELLS = 60, 400
 
 
-def screen(n_singles=20, *, pairs=(), explained=0.0, seed=0):
-    """Singles with something in common and something that features may explain; additive pairs."""
+def screen(n_singles=20, *, pairs=(), explained=0.0, common=0.15, uneven=0.0, seed=0):
+    """Singles with something in common and something that features may explain; additive pairs.
+
+    With ``uneven`` a few singles do most of what there is.
+    """
     rng = np.random.default_rng(seed)
     base = rng.uniform(0.6, 2.0, N_GENES)
     context = ContextSummary(
         covariates=(), mean=base, var=base * 0.3, n_cells=N_CELLS, axes=rng.normal(size=(30, 3))
     )
-    common, directions = rng.normal(0, 0.15, N_GENES), rng.normal(0, 0.15, (4, N_GENES))
+    shared, directions = rng.normal(0, common, N_GENES), rng.normal(0, 0.15, (4, N_GENES))
     features = {f"P{i:02d}": rng.normal(size=4) for i in range(n_singles)}
     shift = {
-        name: common
+        name: shared
         + explained * value @ directions
-        + (1 - explained) * rng.normal(0, 0.15, N_GENES)
+        + (1 - explained) * rng.normal(0, 0.15 * np.exp(uneven * rng.normal()), N_GENES)
         for name, value in features.items()
     }
     conditions = []
@@ -57,12 +60,26 @@ def errors(known, features, kinds=(EffectPrior, MeanShift), n_held=6):
     return [np.mean(values) for values in found.values()]
 
 
-def test_features_that_explain_nothing_do_no_harm():
-    known, features = screen()
-    rng = np.random.default_rng(1)
-    shuffled = dict(zip(features, rng.permutation(list(features.values())), strict=True))
-    prior, plain = errors(known, shuffled)
-    assert prior < 1.02 * plain
+def one_program(seed):
+    """Perturbations that all move one program; features that have nothing to do with it."""
+    known, names = screen(seed=seed)
+    rng = np.random.default_rng(seed + 50)
+    program, shared = rng.normal(0, 0.2, N_GENES), rng.normal(0, 0.1, N_GENES)
+    moved = []
+    for c in known:
+        shift = shared + rng.normal() * program
+        noise = rng.normal(0, np.sqrt(c.var / N_CELLS))
+        moved.append(replace(c, mean=(c.context.mean + shift + noise).clip(0)))
+    return moved, {name: rng.normal(size=4) for name in names}
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_features_that_explain_nothing_do_no_harm(seed):
+    # Every gene repeats the same chance agreement, so that likelihood favours the features.
+    known, features = one_program(seed)
+    assert EffectPrior().fit(known, features=features).settings.by_features > 0
+    prior, plain = errors(known, features, n_held=len(known))
+    assert prior < 1.05 * plain
 
 
 def test_features_that_explain_the_response_are_used():
@@ -70,11 +87,13 @@ def test_features_that_explain_the_response_are_used():
     prior, plain = errors(known, features)
     assert prior < 0.5 * plain
     fitted = EffectPrior().fit(known, features=features)
-    assert fitted.coefficients("perturbation") > 0.5
+    assert fitted.coefficients("perturbation")[0] > 0.5
 
 
-def test_pair_of_measured_singles_is_additive_where_no_other_pair_is_known():
-    known, features = screen(6, pairs=[("P00", "P01")])
+@pytest.mark.parametrize("common", [0.0, 0.15])
+def test_pair_of_measured_singles_is_additive_where_no_other_pair_is_known(common):
+    # That singles say little about each other must not weaken the sum of two measured ones.
+    known, features = screen(16, pairs=[("P00", "P01")], common=common, uneven=1.0)
     held, singles = known[-1], known[:-1]
     added = Additive().fit(singles).predict_mean(held.question)
     shift = added - held.context.mean
