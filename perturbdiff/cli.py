@@ -385,6 +385,8 @@ def _draw(pred: "AnnData", reference: "AnnData", folder: Path) -> None:
 def _check_out(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not overwrite:
         raise ConfigError("out", str(out), rule="is there already; name another, or --overwrite")
+    if out.is_dir() and not (out / "manifest.json").is_file():
+        raise ConfigError("out", str(out), rule="is a folder but no saved model; name another")
 
 
 def _show_scores(pred: "AnnData") -> None:
