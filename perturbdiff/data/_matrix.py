@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from perturbdiff._constants import DEPTH
 from perturbdiff._errors import (
+    ConfigError,
     ExpressionError,
     GeneError,
     GeneOverlapError,
@@ -104,11 +105,15 @@ def align_genes(
 
     Raises
     ------
+    ConfigError
+        When ``missing`` is neither.
     GeneOverlapError
         When not a single wanted gene was measured.
     GeneError
         When some were not and ``missing="refuse"``.
     """
+    if missing not in ("refuse", "infer"):
+        raise ConfigError("missing_genes", missing, rule="must be 'refuse' or 'infer'")
     position = {name: column for column, name in enumerate(measured)}
     there = tuple(name for name in wanted if name in position)
     if wanted and not there:

@@ -207,6 +207,16 @@ def test_overwriting_is_asked_for(cells, bundle, predicted, tmp_path):
     assert run(*words, "--overwrite").exit_code == 0
 
 
+def test_overwriting_a_folder_that_is_no_model_is_refused(cells, tmp_path):
+    kept = tmp_path / "data" / "precious.h5ad"
+    kept.parent.mkdir()
+    kept.write_text("years of work")
+    done = run("fit", cells, *COLUMNS, "--out", kept.parent, "--overwrite")
+    assert done.exit_code == 2
+    assert "no saved model" in done.stderr
+    assert kept.read_text() == "years of work"
+
+
 MAIN = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from perturbdiff.cli import main; main()"

@@ -19,7 +19,7 @@ from perturbdiff._errors import (
     UnknownLevelError,
 )
 from perturbdiff.data import Registry, decode, encode
-from perturbdiff.data._matrix import read_matrix
+from perturbdiff.data._matrix import align_genes, read_matrix
 
 
 def register(adata, **changes):
@@ -364,3 +364,8 @@ def test_counts_beyond_32_bits_stay_exact(toy):
     adata.X = adata.X.toarray().astype(np.int64)
     adata.X[0, 0] = 2**40 + 1
     assert encode(adata, register(adata)).counts.toarray()[0, 0] == 2**40 + 1
+
+
+def test_a_misspelt_way_with_missing_genes_is_refused():
+    with pytest.raises(ConfigError, match="'refuse' or 'infer'"):
+        align_genes(("A", "B"), ("A", "C"), missing="ignore")
