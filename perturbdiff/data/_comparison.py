@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from anndata import AnnData
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import LabelError, ScaleError, UnknownKeyError, listed
+from perturbdiff._logging import logger
 from perturbdiff.data._cells import Cells, pick_columns
 from perturbdiff.data._checks import declared_scale
 from perturbdiff.data._conditions import Columns, Condition, Rows, read_rows
 from perturbdiff.data._door import read_cells
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.data._matrix import align_genes, gene_names, read_matrix
+from perturbdiff.data._matrix import align_genes, gene_names, read_matrix, spread_columns
 from perturbdiff.data._registry import Registry, Vocabulary
 
 Stated = dict[str, dict[str, np.ndarray | str]]
@@ -45,7 +46,7 @@ def registry_of(pred: AnnData) -> Registry:
 
     Returns
     -------
-    A registry on the predicted genes, with the columns but without vocabularies.
+    A registry on the genes of the model, with the columns but without vocabularies.
 
     Raises
     ------
@@ -66,17 +67,17 @@ def registry_of(pred: AnnData) -> Registry:
         "embedding_key": None,
         "perturbations": Vocabulary(key=key, levels=()),
         "covariates": tuple(Vocabulary(key=k, levels=()) for k in texts["covariate_keys"]),
-        "genes": tuple(name for name in texts["genes"] if name in pred.var_names),
     }
     return Registry(**known)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """Predicted and measured cells of the same conditions, on the predicted genes."""
+    """Predicted and measured cells of the same conditions, on the genes of the model."""
 
     registry: Registry
     pred: Cells
+    there: Bool[np.ndarray, " genes"]  # genes that the prediction holds
     reference: Cells  # every labelled cell
     stated: Stated
 
@@ -86,8 +87,20 @@ class Comparison:
         return tuple(self.pred.conditions())
 
     def predicted(self, condition: Condition) -> Float[np.ndarray, "cells genes"]:
-        """Predicted cells, log1p of counts per 10,000."""
-        return np.asarray(self.pred.log1p[self.pred.conditions()[condition]].toarray())
+        """Predicted cells, log1p of counts per 10,000; genes that are not there as in controls."""
+        cells = np.asarray(self.pred.log1p[self.pred.conditions()[condition]].toarray())
+        if not self.there.all():
+            control = self.controls(condition).log1p
+            rows = np.arange(len(cells)) * control.shape[0] // len(cells)
+            cells[:, ~self.there] = control[rows].toarray()[:, ~self.there]
+        return cells
+
+    def predicted_mean(self, condition: Condition) -> Float[np.ndarray, " genes"]:
+        """Mean of the predicted cells; exactly that of the controls for genes not there."""
+        rows = self.pred.conditions()[condition]
+        mean = np.asarray(self.pred.log1p[rows].mean(0, dtype=np.float64)).ravel()
+        control = np.asarray(self.controls(condition).log1p.mean(0, dtype=np.float64)).ravel()
+        return np.where(self.there, mean, control)
 
     def measured(self, condition: Condition) -> Float[np.ndarray, "cells genes"]:
         """Measured treated cells."""
@@ -122,7 +135,8 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
 
     Returns
     -------
-    Cells of both on the predicted genes.
+    Cells of both on the genes of the model. Those that the prediction lacks count as unchanged, so
+    that leaving out what is hard to predict gains nothing; how many they are is logged.
 
     Raises
     ------
@@ -143,16 +157,45 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     found = read_rows(reference.obs, registry.columns)
     guess = read_rows(pred.obs, registry.columns)
     _check_truth(guess.conditions, found.conditions)
+    cells, there = _read_prediction(pred, registry, guess)
+    stated = stated_means(pred, registry.genes)
+    _say_what_is_left_out(cells, there, stated)
     return Comparison(
         registry=registry,
-        pred=_read_prediction(pred, registry, guess),
-        reference=read_cells(reference, registry, found, measured=gene_names(reference)),
-        stated=stated_means(pred, registry.genes),
+        pred=cells,
+        there=there,
+        reference=read_cells(
+            reference,
+            registry,
+            found,
+            measured=gene_names(reference),
+            remedy="Give a reference that has them: all genes of the model are compared.",
+        ),
+        stated=stated,
     )
 
 
-def _read_prediction(pred: AnnData, registry: Registry, rows: Rows) -> Cells:
-    """Predicted cells from ``X``, which was written on a known scale.
+def _say_what_is_left_out(pred: Cells, there: Bool[np.ndarray, " genes"], stated: Stated) -> None:
+    """Log which genes and conditions of the answer are no longer in the prediction."""
+    if n_absent := int((~there).sum()):
+        logger.warning(
+            "the prediction lacks %d of the %d genes of its model; they count as unchanged",
+            *(n_absent, len(there)),
+        )
+    kept = {condition.name for condition in pred.distinct}
+    asked = dict.fromkeys(name for answers in stated.values() for name in answers)
+    if gone := [name for name in asked if name not in kept]:
+        logger.warning(
+            "the prediction has no cells any more of %d of its %d conditions, which are not "
+            "compared: %s",
+            *(len(gone), len(asked), listed(gone)),
+        )
+
+
+def _read_prediction(
+    pred: AnnData, registry: Registry, rows: Rows
+) -> tuple[Cells, Bool[np.ndarray, " genes"]]:
+    """Predicted cells from ``X``, which was written on a known scale, and which genes it holds.
 
     Their counts may sum to more than the library size, which is that of the control partner, so
     what is asked of measured cells cannot be asked of them.
@@ -160,18 +203,21 @@ def _read_prediction(pred: AnnData, registry: Registry, rows: Rows) -> Cells:
     if declared_scale(pred) != "log1p_cp10k":
         msg = "X of the prediction is no longer on the scale that it was written on, log1p_cp10k."
         raise ScaleError(msg)
-    columns, genes = align_genes(gene_names(pred), registry.genes)
-    return Cells(
-        log1p=pick_columns(read_matrix(pred, None, rows=rows.rows), columns).astype(np.float32),
+    columns, genes = align_genes(gene_names(pred), registry.genes, missing="infer")
+    there = np.isin(np.array(registry.genes, dtype=object), np.array(genes, dtype=object))
+    held = pick_columns(read_matrix(pred, None, rows=rows.rows), columns).astype(np.float32)
+    cells = Cells(
+        log1p=spread_columns(held, np.flatnonzero(there), len(there)),
         counts=None,
         library_size=None,
-        genes=genes,
+        genes=registry.genes,
         names=rows.names,
         rows=rows.rows,
         distinct=rows.conditions,
         condition=rows.condition,
         n_missing_labels=rows.n_missing,
     )
+    return cells, there
 
 
 def stated_means(pred: AnnData, genes: tuple[str, ...]) -> Stated:

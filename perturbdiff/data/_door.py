@@ -18,6 +18,7 @@ from perturbdiff.data._conditions import Condition, Rows, read_rows
 from perturbdiff.data._labels import label_of
 from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
 from perturbdiff.data._matrix import (
+    INFER,
     align_genes,
     counts_of_log1p,
     gene_names,
@@ -91,13 +92,17 @@ def read_cells(
     *,
     measured: tuple[str, ...],
     missing_genes: str = "refuse",
+    remedy: str = INFER,
 ) -> Cells:
     """Read the expression of some rows and put it on the scales that the package works in."""
     layer, scale = registry.layer, registry.scale
     if layer is None:
         scale = declared_scale(adata) or scale
     columns, genes = align_genes(
-        measured, registry.genes or registry.measured_genes, missing=missing_genes
+        measured,
+        registry.genes or registry.measured_genes,
+        missing=missing_genes,
+        remedy=remedy,
     )
     if extra := len(set(measured) - set(registry.measured_genes)):
         logger.info("ignored %d genes that the model was not told of", extra)

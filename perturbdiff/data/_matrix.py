@@ -85,8 +85,15 @@ def gene_names(adata: AnnData) -> tuple[str, ...]:
     return tuple(names.astype(str))
 
 
+INFER = "Add them, or pass missing_genes='infer'."
+
+
 def align_genes(
-    measured: Sequence[str], wanted: Sequence[str], *, missing: str = "refuse"
+    measured: Sequence[str],
+    wanted: Sequence[str],
+    *,
+    missing: str = "refuse",
+    remedy: str = INFER,
 ) -> tuple[Int[np.ndarray, " genes"], tuple[str, ...]]:
     """Columns of the wanted genes that were measured, in the wanted order.
 
@@ -98,6 +105,8 @@ def align_genes(
         Gene names of the model.
     missing
         ``"refuse"`` wanted genes that were not measured, or ``"infer"`` them later.
+    remedy
+        What to do about missing genes, for the message.
 
     Returns
     -------
@@ -126,11 +135,22 @@ def align_genes(
         absent = [name for name in wanted if name not in position]
         msg = (
             f"{len(absent)} of {len(wanted)} genes of the model are not in the file: "
-            f"{listed(absent)}. Add them, or pass missing_genes='infer'."
+            f"{listed(absent)}. {remedy}"
         )
         raise GeneError(msg)
     columns = np.fromiter((position[name] for name in there), np.int64, len(there))
     return columns, there
+
+
+def spread_columns(
+    matrix: sp.csr_array, columns: Int[np.ndarray, " genes"], width: int
+) -> sp.csr_array:
+    """The columns at their places in a wider matrix that is empty elsewhere."""
+    wide = sp.csr_array(
+        (matrix.data, columns[matrix.indices], matrix.indptr), shape=(matrix.shape[0], width)
+    )
+    wide.sort_indices()
+    return wide
 
 
 def log1p_per_depth(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.sparse as sp
 from jaxtyping import Bool, Float
 
 from perturbdiff._logging import logger
 from perturbdiff.data import Cells
+from perturbdiff.data._matrix import spread_columns
 from perturbdiff.prior import ContextSummary
 
 _SHARPNESS = 5.0
@@ -58,18 +58,10 @@ def on_all_genes(cells: Cells, genes: Sequence[str]) -> tuple[Cells, Bool[np.nda
     logger.warning("%d of %d genes are inferred: the file lacks them", (~present).sum(), len(genes))
     return replace(
         cells,
-        log1p=_spread(cells.log1p, columns, len(genes)),
-        counts=None if cells.counts is None else _spread(cells.counts, columns, len(genes)),
+        log1p=spread_columns(cells.log1p, columns, len(genes)),
+        counts=None if cells.counts is None else spread_columns(cells.counts, columns, len(genes)),
         genes=tuple(genes),
     ), present
-
-
-def _spread(matrix: sp.csr_array, columns: np.ndarray, width: int) -> sp.csr_array:
-    wide = sp.csr_array(
-        (matrix.data, columns[matrix.indices], matrix.indptr), shape=(matrix.shape[0], width)
-    )
-    wide.sort_indices()
-    return wide
 
 
 def _correlation(left: np.ndarray, right: np.ndarray) -> float:

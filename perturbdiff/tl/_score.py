@@ -42,6 +42,9 @@ _ORDER: Final = (
     "mixture_log_ratio",
     "effect_prior",
 )
+_LAST: Final = (
+    "discrimination", "n_pred", "n_true", "n_control", "n_genes", "n_genes_pred", "undefined",
+)  # fmt: skip
 _OF_MEANS = ("pearson_shift", "mae_shift")
 _NO_COUNTS = "the reference has neither counts nor library sizes"
 _ALONE = "only one condition was predicted, so there is nothing to tell it apart from"
@@ -93,8 +96,10 @@ def score(
     per method and condition. Columns: ``method`` (the model first, ``split_half_ceiling`` last),
     ``cells`` (``generated``, ``shifted``, ``transported``, ``measured``), the labels by their
     names in ``obs``, one column per metric (see ``perturbdiff.metrics.METRICS`` for units and
-    directions; ``discrimination`` is per condition), ``n_pred``, ``n_true``, ``n_control``, and
-    ``undefined`` with the reason for every value that is missing.
+    directions; ``discrimination`` is per condition), ``n_pred``, ``n_true``, ``n_control``,
+    ``n_genes`` that were compared, ``n_genes_pred`` of them that the method answers for, and
+    ``undefined`` with the reason for every value that is missing. All genes of the model are
+    compared: those that ``pred`` lacks count as unchanged from control.
 
     Raises
     ------
@@ -124,11 +129,13 @@ def _table(comparison: Comparison, model: str, seed: int) -> pd.DataFrame:
         labels = _labels(comparison, condition)
         for candidate in _candidates(comparison, condition, model=model, seed=seed):
             row = _scored(candidate, truth, control=control, project=project, seed=seed)
+            row |= _genes_compared(comparison, candidate)
             rows.append({**_named(candidate.method, candidate.made_by, labels), **row})
             shifts.setdefault((candidate.method, candidate.made_by), []).append(
                 _shift(candidate, control)
             )
         row = _ceiling(truth, control, project=project, seed=seed)
+        row |= {"n_genes": truth.shape[1], "n_genes_pred": truth.shape[1]}
         rows.append({**_named(CEILING, "measured", labels), **row})
     apart = _told_apart(shifts, np.stack(true_shifts))
     apart[CEILING, "measured"] = _ceiling_apart(comparison, seed=seed)
@@ -149,8 +156,7 @@ def _labels(comparison: Comparison, condition: Condition) -> dict[str, str | flo
 
 def _named(method: str, made_by: str, labels: Mapping[str, str | float]) -> dict[str, Any]:
     """First columns of a row; a label column whose name is taken gets ``obs_`` before it."""
-    taken = {"method", "cells", "undefined", "n_pred", "n_true", "n_control", "discrimination"}
-    taken |= set(CONDITION_METRICS)
+    taken = {"method", "cells", *_LAST, *CONDITION_METRICS}
     free = {f"obs_{key}" if key in taken else key: value for key, value in labels.items()}
     return {"method": method, "cells": made_by, **free}
 
@@ -159,7 +165,12 @@ def _candidates(
     comparison: Comparison, condition: Condition, *, model: str, seed: int
 ) -> Iterator[Candidate]:
     """The model's cells, then the baselines'."""
-    yield Candidate(method=model, made_by="generated", cells=comparison.predicted(condition))
+    yield Candidate(
+        method=model,
+        made_by="generated",
+        cells=comparison.predicted(condition),
+        mean=None if comparison.there.all() else comparison.predicted_mean(condition),
+    )
     for name, answers in sorted(comparison.stated.items(), key=lambda item: _place(item[0])):
         mean = answers[condition.name]
         for made_by in ("shifted", *(["transported"] if name in TRANSPORTED else [])):
@@ -251,6 +262,12 @@ def _shift(
     return np.full(control.shape[1], np.nan)
 
 
+def _genes_compared(comparison: Comparison, candidate: Candidate) -> dict[str, int]:
+    n_genes = len(comparison.there)
+    n_held = int(comparison.there.sum()) if candidate.made_by == "generated" else n_genes
+    return {"n_genes": n_genes, "n_genes_pred": 0 if candidate.cells is None else n_held}
+
+
 def _ceiling(
     truth: Float[np.ndarray, "cells genes"],
     control: Float[np.ndarray, "controls genes"],
@@ -312,8 +329,7 @@ def _assembled(
             row["undefined"] = "; ".join(reason for reason in reasons if reason)
     order = list(seen)
     rows = sorted(rows, key=lambda row: order.index((row["method"], row["cells"])))
-    last = ["discrimination", "n_pred", "n_true", "n_control", "undefined"]
     table = pd.DataFrame(rows)
-    table = table[[*(name for name in table.columns if name not in last), *last]]
+    table = table[[*(name for name in table.columns if name not in _LAST), *_LAST]]
     table.index = pd.Index([str(number) for number in range(len(table))], dtype=object)
     return table

@@ -10,6 +10,7 @@ import perturbdiff as ptd
 from perturbdiff._errors import (
     ConfigError,
     GeneError,
+    GeneOverlapError,
     LabelError,
     NotFittedError,
     UnknownKeyError,
@@ -210,18 +211,55 @@ def test_summary_averages_over_conditions(pred, table, simulated_cells):
         ptd.tl.summarise_scores(pred)
 
 
-def test_part_of_a_prediction_is_scored_on_its_own_genes_and_conditions(pred, simulated_cells):
-    part = pred[pred.obs["perturbation"] == "P2", pred.var_names[::2]].copy()
+def test_genes_that_are_dropped_count_as_unchanged(pred, table, simulated_cells, caplog):
+    """F05: leaving out the genes that are predicted worst must not make a score better."""
+    guess, truth = shifts(pred, simulated_cells)
+    kept = np.argsort(np.abs(guess - truth))[:20]
+    kept.sort()
+    part = pred[:, kept].copy()
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.tl.score(part, reference=simulated_cells)
+    assert "lacks 10 of the 30 genes" in caplog.text
+    scored = row(part.uns["score"], "set_diffusion", "generated")
+    filled = np.where(np.isin(np.arange(30), kept), guess, 0)
+    assert scored["mae_shift"] == pytest.approx(np.abs(filled - truth).mean(), abs=1e-6)
+    assert scored["pearson_shift"] == pytest.approx(np.corrcoef(filled, truth)[0, 1], abs=1e-6)
+    assert (scored["n_genes"], scored["n_genes_pred"]) == (30, 20)
+    assert np.isfinite(scored[[*CONDITION_METRICS]].astype(float)).all()
+    others = part.uns["score"]["method"] != "set_diffusion"
+    same = [name for name in table.columns if name != "n_genes_pred"]
+    pd.testing.assert_frame_equal(part.uns["score"][others][same], table[others][same])
+
+
+def test_dropping_the_genes_that_change_most_never_helps(pred, table, simulated_cells):
+    guess, truth = shifts(pred, simulated_cells)
+    changed = np.argsort(-np.abs(truth))[:15]
+    part = pred[:, np.setdiff1d(np.arange(30), changed)].copy()
     ptd.tl.score(part, reference=simulated_cells)
+    less = row(part.uns["score"], "set_diffusion", "generated")
+    whole = row(table, "set_diffusion", "generated")
+    assert (whole["n_genes"], whole["n_genes_pred"]) == (30, 30)
+    assert np.corrcoef(guess, truth)[0, 1] > 0.5  # so that there is something to lose
+    for name, sign in (("pearson_shift", 1), ("mae_shift", -1), ("energy_distance", -1)):
+        assert sign * less[name] < sign * whole[name], name
+
+
+def test_a_prediction_of_other_genes_is_refused(pred, simulated_cells):
+    other = pred.copy()
+    other.var_names = [f"ENSG{number}" for number in range(30)]
+    with pytest.raises(GeneOverlapError, match="None of the 30 genes"):
+        ptd.tl.score(other, reference=simulated_cells)
+
+
+def test_conditions_that_are_dropped_are_named(pred, simulated_cells, caplog):
+    part = pred[pred.obs["perturbation"] == "P2"].copy()
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.tl.score(part, reference=simulated_cells)
+    assert "of 1 of its 2 conditions" in caplog.text
+    assert "P1" in caplog.text
     found = part.uns["score"]
     assert set(found["perturbation"]) == {"P2"}
     assert "only one condition" in row(found, "mean_shift", "shifted", "P2")["undefined"]
-    whole = pred.uns["perturbdiff"]["baselines"]
-    number = list(whole["conditions"]).index('[["P2"], ["T1"]]')
-    _, truth = shifts(part, simulated_cells, "P2")
-    shift = (whole["mean_shift"][number] - whole["copy_control"][number])[::2]
-    scored = row(found, "mean_shift", "shifted", "P2")["pearson_shift"]
-    assert scored == pytest.approx(np.corrcoef(shift, truth)[0, 1], abs=1e-6)
 
 
 def test_a_label_column_with_the_name_of_a_score_column_is_kept_apart(toy):
@@ -260,8 +298,9 @@ def test_what_was_not_measured_is_named(pred, simulated_cells):
 
 
 def test_a_reference_without_the_genes_is_refused(pred, simulated_cells):
-    with pytest.raises(GeneError):
+    with pytest.raises(GeneError, match="Give a reference that has them") as caught:
         ptd.tl.score(pred, reference=simulated_cells[:, simulated_cells.var_names[:5]])
+    assert "infer" not in str(caught.value)
 
 
 def test_one_true_cell_leaves_scores_undefined_with_reasons(pred, simulated_cells):
