@@ -5,3 +5,4 @@ from typing import Literal, TypeAlias
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Scale: TypeAlias = Literal["counts", "log1p_cp10k"]
 SamplerName: TypeAlias = Literal["euler", "heun", "dpmpp_2m", "stochastic"]
+OrderName: TypeAlias = Literal["vocabulary", "random", "coexpression", "descending"]

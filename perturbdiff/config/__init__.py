@@ -1,10 +1,11 @@
 """Settings: frozen dataclasses that check themselves, and their YAML spelling."""
 
 from perturbdiff.config._runs import DataConfig, RunConfig, load_run
-from perturbdiff.config._settings import NetworkConfig, SampleConfig, TrainConfig
+from perturbdiff.config._settings import DecoderConfig, NetworkConfig, SampleConfig, TrainConfig
 
 __all__ = [
     "DataConfig",
+    "DecoderConfig",
     "NetworkConfig",
     "RunConfig",
     "SampleConfig",

@@ -1,10 +1,10 @@
 """What can be set about the network, the training and the sampling."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from perturbdiff._errors import ConfigError
-from perturbdiff._typing import SamplerName
+from perturbdiff._typing import OrderName, SamplerName
 
 
 def _at_least(owner: object, section: str, **least: float) -> None:
@@ -54,6 +54,55 @@ class NetworkConfig:
         if self.width % self.n_heads:
             rule = f"must be a multiple of n_heads = {self.n_heads}"
             raise ConfigError("network.width", self.width, rule=rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape of the causal decoder, and the order in which it says genes.
+
+    Parameters
+    ----------
+    order
+        ``"vocabulary"`` as the file has them, ``"random"`` shuffled once, ``"coexpression"`` genes
+        that vary together next to each other, ``"descending"`` from the highest count down, each
+        gene drawn among those left.
+    order_seed
+        Of the random order.
+    n_bins
+        Bins of counts; 0 to 4 have one each.
+    n_axes, n_response_axes, width, n_blocks, n_heads, control_expansion
+        As ``n_axes``, ..., ``expansion`` in :class:`NetworkConfig`.
+    hidden
+        Width of the hidden layers; 0 for as many as bring the number of parameters to that of a
+        set diffusion model of the same shape.
+    gene_width
+        Numbers learned about each gene.
+    """
+
+    order: OrderName = "coexpression"
+    order_seed: int = 0
+    n_bins: int = 24
+    n_axes: int = 40
+    n_response_axes: int = 30
+    width: int = 96
+    n_blocks: int = 2
+    n_heads: int = 4
+    control_expansion: int = 2
+    hidden: int = 0
+    gene_width: int = 16
+
+    def __post_init__(self) -> None:
+        if self.order not in get_args(OrderName):
+            raise ConfigError(
+                "decoder.order", self.order, rule=f"must be one of {', '.join(get_args(OrderName))}"
+            )
+        _at_least(
+            self, "decoder", n_bins=6, n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
+            control_expansion=1, hidden=0, gene_width=1,
+        )  # fmt: skip
+        if self.width % self.n_heads:
+            rule = f"must be a multiple of n_heads = {self.n_heads}"
+            raise ConfigError("decoder.width", self.width, rule=rule)
 
 
 @dataclass(frozen=True, kw_only=True)

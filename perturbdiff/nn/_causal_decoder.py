@@ -1,0 +1,557 @@
+"""The raw network of the autoregressive sibling: one gene of a cell after another.
+
+The sequence of a cell is a prefix (a learned vector and the encoded control cells) and one position
+a gene. A position is told which gene is asked next and everything known about it beforehand, and
+what was said last; it answers with a distribution over bins of counts. That distribution starts as
+the negative binomial that the effect prior states, and the network learns what to change about it.
+
+B cells, T positions, G genes, D width, L blocks, H heads, V bins, Q nodes, P prefix, R control
+cells, A cell axes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from perturbdiff._batch import Context, Sets
+from perturbdiff.config import DecoderConfig
+from perturbdiff.nn._blocks import ControlBlock, FeedForward
+from perturbdiff.nn._conditioning import Conditioning
+
+_LEAST_MASS = 1e-6  # of a bin, before the network has spoken: a surprise costs no more than this
+_RESIDUAL = (-3.0, 6.0)
+_KNOWN = 5  # numbers that are known about a gene of a cell beforehand
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneInputs(Sets):
+    """What is known about each gene of a cell before the cell is made, in the model's gene order.
+
+    ``level`` and ``shift`` are the control mean of log1p values and how far the effect prior moves
+    it; ``partner`` is the log1p value of the cell's control partner less the level, 0 where there
+    is none; ``log_mean`` is the log of the mean count that the prior states at the cell's own
+    library size.
+    """
+
+    level: Float[Tensor, "cells genes"]
+    shift: Float[Tensor, "cells genes"]
+    partner: Float[Tensor, "cells genes"]
+    log_mean: Float[Tensor, "cells genes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValueCache(Sets):
+    """Everything that decoding goes on from; rows are cells, and may be picked and joined.
+
+    Keys and values are allocated once: 2 · L · B · (P + G) · D numbers. ``length`` counts the
+    positions of each cell that are filled behind the prefix; further ones are never looked at.
+    """
+
+    keys: Float[Tensor, "cells blocks places heads key"]
+    values: Float[Tensor, "cells blocks places heads key"]
+    prefix: Bool[Tensor, "cells prefix"]  # True: there is something to look at
+    length: Int[Tensor, " cells"]
+    modulation: Float[Tensor, "cells blocks six_widths"]
+    asked: Float[Tensor, "cells genes width"]
+    genes: GeneInputs
+
+    @property
+    def bytes(self) -> int:
+        """Memory of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def put(self, rows: Int[Tensor, " slots"], other: Self) -> None:
+        """Overwrite some cells by those of another cache, in place: slots are used again."""
+        pairs = [(getattr(self, name), getattr(other, name)) for name in _ROWS]
+        pairs += [
+            (getattr(self.genes, name), getattr(other.genes, name))
+            for name in ("level", "shift", "partner", "log_mean")
+        ]
+        for mine, new in pairs:
+            mine[rows] = new
+
+
+_ROWS = ("keys", "values", "prefix", "length", "modulation", "asked")
+
+
+class CausalBlock(nn.Module):
+    """Block whose positions see the prefix and what was said before them.
+
+    Normalisation is modulated by the condition of the cell; at first it is plain.
+    """
+
+    def __init__(self, width: int, n_heads: int, *, hidden: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width)
+        self.forward_norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width)
+        )
+        self.memory_norm = nn.LayerNorm(width)
+        self.modulation = nn.Linear(width, 6 * width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def keys_values(self, x_BMD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values by head, ``[cells, places, heads, key]``."""
+        keys, values = self.key_value(x_BMD).chunk(2, dim=-1)
+        return keys.unflatten(-1, (self.n_heads, -1)), values.unflatten(-1, (self.n_heads, -1))
+
+    def attend(
+        self, x_BTD: Tensor, keys_BMHK: Tensor, values_BMHK: Tensor, *, visible: Tensor
+    ) -> Float[Tensor, "cells positions width"]:
+        """Mix what is visible, ``[cells or 1, positions, places]``."""
+        mixed = functional.scaled_dot_product_attention(
+            self.query(x_BTD).unflatten(-1, (self.n_heads, -1)).transpose(1, 2),
+            keys_BMHK.transpose(1, 2),
+            values_BMHK.transpose(1, 2),
+            attn_mask=visible[:, None],
+        )
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class CausalDecoder(nn.Module):
+    """Writes a cell gene by gene, in an order that somebody chose.
+
+    Parameters
+    ----------
+    config
+        Shape.
+    axes
+        Weight of each gene in the axes of control cells: what is known of a gene's company.
+    log_dispersion
+        Log over-dispersion of each gene's counts, to start from.
+    first_count
+        Smallest count of each bin, rising from 0; the last bin ends at ``last_count``.
+    last_count
+        Largest count that is told apart.
+    n_perturbations, n_features, covariate_sizes
+        As in :class:`~perturbdiff.nn._conditioning.Conditioning`.
+    """
+
+    axes: Tensor
+    node: Tensor
+    node_mass: Tensor
+    bin_count: Tensor
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        axes: Float[Tensor, "genes axes"],
+        log_dispersion: Float[Tensor, " genes"],
+        first_count: Int[Tensor, " bins"],
+        last_count: int,
+        n_perturbations: int,
+        n_features: int = 0,
+        covariate_sizes: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        self.config = config
+        width, (self.n_genes, n_axes), self.n_bins = config.width, axes.shape, len(first_count)
+        nodes, mass, middle = _nodes(first_count, last_count)
+        self.register_buffer("axes", axes)
+        self.register_buffer("node", nodes)
+        self.register_buffer("node_mass", mass)
+        self.register_buffer("bin_count", middle)
+        # What a gene is, beyond the known axes; the last row is "nothing was said yet".
+        self.table = nn.Parameter(torch.randn(self.n_genes + 1, config.gene_width) * 0.1)
+        self.ask = nn.Linear(n_axes + config.gene_width, width)
+        self.known = nn.Linear(_KNOWN, width)
+        self.said = nn.Linear(n_axes + config.gene_width, 2 * width)
+        self.said_bin = nn.Embedding(self.n_bins + 1, width)
+        self.partner_slope = nn.Parameter(torch.zeros(self.n_genes))
+        self.log_dispersion = nn.Parameter(log_dispersion.clone())
+        # The prefix: control cells, and one vector that is always there.
+        self.control = nn.Linear(n_axes, width)
+        self.no_control = nn.Parameter(torch.zeros(width))
+        self.control_blocks = nn.ModuleList(
+            ControlBlock(width, config.n_heads, expansion=config.control_expansion)
+            for _ in range(config.n_blocks)
+        )
+        # The condition of a cell, its partner among it.
+        self.summary = nn.Linear(n_axes, width)
+        self.partner = nn.Linear(n_axes + 1, width)
+        self.conditioning = Conditioning(
+            width,
+            n_latent=config.n_response_axes,
+            n_perturbations=n_perturbations,
+            n_features=n_features,
+            covariate_sizes=covariate_sizes,
+        )
+        self.blocks = nn.ModuleList(
+            CausalBlock(width, config.n_heads, hidden=config.hidden) for _ in range(config.n_blocks)
+        )
+        self.final_norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, 2 + self.n_bins)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+        self.descending = config.order == "descending"
+        if self.descending:  # the gene is not asked for but drawn: this part draws it
+            self.progress = nn.Linear(3, width)
+            self.choose = nn.Linear(width, n_axes + config.gene_width + 1)
+            self.given_gene = FeedForward(width, 1)
+            nn.init.zeros_(self.choose.weight)
+            nn.init.zeros_(self.choose.bias)
+
+    # Before the first gene
+
+    def prefill(self, context: Context, genes: GeneInputs) -> KeyValueCache:
+        """All that does not depend on what will be said, and room for what will be.
+
+        Parameters
+        ----------
+        context
+            Sets of cells; a set shares its control cells, which are encoded once.
+        genes
+            One row a cell, sets one after another.
+
+        Returns
+        -------
+        A cache of length 0 for every cell.
+        """
+        condition_BD, n_cells = self._condition(context), context.partner.shape[1]
+        prefix = self._prefix(context)
+        visible = _with_none(context).repeat_interleave(n_cells, 0)
+        n_prefix, n_heads = visible.shape[1], self.config.n_heads
+        shape = (
+            len(condition_BD), len(prefix), n_prefix + self.n_genes, n_heads,
+            self.config.width // n_heads,
+        )  # fmt: skip
+        keys, values = condition_BD.new_zeros(shape), condition_BD.new_zeros(shape)
+        for number, (key, value) in enumerate(prefix):
+            keys[:, number, :n_prefix] = key.repeat_interleave(n_cells, 0)
+            values[:, number, :n_prefix] = value.repeat_interleave(n_cells, 0)
+        return KeyValueCache(
+            keys=keys,
+            values=values,
+            prefix=visible,
+            length=torch.zeros(len(keys), dtype=torch.int64, device=keys.device),
+            modulation=self._modulation(condition_BD),
+            asked=self._asked(genes, context.has_partner.repeat_interleave(n_cells)),
+            genes=genes,
+        )
+
+    # One gene after another
+
+    def decode(
+        self,
+        cache: KeyValueCache,
+        said_gene: Int[Tensor, "cells positions"],
+        said_bin: Int[Tensor, "cells positions"],
+        *,
+        next_gene: Int[Tensor, "cells positions"] | None = None,
+        progress: Float[Tensor, "cells positions 3"] | None = None,
+    ) -> tuple[Float[Tensor, "cells positions width"], KeyValueCache]:
+        """What the network makes of some further positions of each cell.
+
+        Parameters
+        ----------
+        cache
+            Filled up to some length, which may differ between cells. Its keys and values are
+            written to in place.
+        said_gene, said_bin
+            What was said before each position; G and V at the first, where nothing was.
+        next_gene
+            Gene that each position is asked for; ``None`` where the network draws it.
+        progress
+            From :meth:`progress_of`, where the network draws the gene.
+
+        Returns
+        -------
+        Hidden values for :meth:`bin_logits`, and the cache with its new length.
+        """
+        rows = torch.arange(len(said_gene), device=said_gene.device)[:, None]
+        n_new, n_prefix = said_gene.shape[1], cache.prefix.shape[1]
+        place_BT = cache.length[:, None] + torch.arange(n_new, device=said_gene.device)
+        most = n_prefix + int(place_BT.max()) + 1
+        behind = torch.arange(most - n_prefix, device=said_gene.device)
+        visible = torch.cat(
+            [cache.prefix[:, None].expand(-1, n_new, -1), behind <= place_BT[..., None]], dim=-1
+        )
+        x = self._positions(cache.genes, said_gene, said_bin) + self._next(
+            cache.asked, next_gene, progress
+        )
+        for number, block in enumerate(self.blocks):
+            assert isinstance(block, CausalBlock)
+            shift, scale, gate, *rest = cache.modulation[:, number, None].chunk(6, dim=-1)
+            normed = block.norm(x) * (1 + scale) + shift
+            key, value = block.keys_values(normed)
+            keys, values = cache.keys[:, number], cache.values[:, number]
+            keys[rows, n_prefix + place_BT] = key
+            values[rows, n_prefix + place_BT] = value
+            seen = block.attend(normed, keys[:, :most], values[:, :most], visible=visible)
+            x = _fed(block, x + (1 + gate) * seen, rest)
+        return self.final_norm(x), replace(cache, length=cache.length + n_new)
+
+    def bin_logits(
+        self,
+        hidden: Float[Tensor, "cells positions width"],
+        gene: Int[Tensor, "cells positions"],
+        cache: KeyValueCache,
+    ) -> Float[Tensor, "cells positions bins"]:
+        """Logits of the bin of a gene.
+
+        Parameters
+        ----------
+        hidden
+            From :meth:`decode`.
+        gene
+            The gene that was asked for, or drawn.
+        cache
+            Of the same cells.
+
+        Returns
+        -------
+        Unnormalised.
+        """
+        if self.descending:
+            hidden = hidden + self.given_gene(hidden + _picked(cache.asked, gene))
+        log_mean, log_dispersion, free = self.rates(hidden, gene, cache.genes)
+        return self.log_mass(log_mean, log_dispersion) + free
+
+    def gene_logits(
+        self, hidden: Float[Tensor, "cells positions width"], cache: KeyValueCache
+    ) -> Float[Tensor, "cells positions genes_and_stop"]:
+        """Logits of the gene that is said next, and of stopping, where the network draws genes.
+
+        Genes that were said already are not yet left out.
+        """
+        query = self.choose(hidden)
+        logits = query[..., :-1] @ self._identity()[:-1].mT + self.log_present(cache.genes)[:, None]
+        return torch.cat([logits, query[..., -1:]], dim=-1)
+
+    def progress_of(
+        self,
+        genes: GeneInputs,
+        said_gene: Int[Tensor, "cells positions"],
+        said_before: Float[Tensor, "cells 2"] | None = None,
+    ) -> tuple[Float[Tensor, "cells positions 3"], Float[Tensor, "cells 2"]]:
+        """How many genes were said, how many the prior expects in all and still expects.
+
+        Parameters
+        ----------
+        genes
+            Of the cells.
+        said_gene
+            As in :meth:`decode`.
+        said_before
+            Second value of an earlier call, where positions follow on others.
+
+        Returns
+        -------
+        Numbers for :meth:`decode`, and what to hand to the next call.
+        """
+        present = self.log_present(genes).exp()
+        mass = torch.cat([present, torch.zeros_like(present[:, :1])], dim=1).gather(1, said_gene)
+        said = torch.stack([(said_gene < self.n_genes).to(mass), mass], dim=-1).cumsum(1)
+        said = said if said_before is None else said + said_before[:, None]
+        total = present.sum(1)[:, None].expand_as(mass)
+        numbers = torch.stack([said[..., 0], total, total - said[..., 1]], dim=-1)
+        return numbers.clamp_min(0).log1p(), said[:, -1]
+
+    # All genes at once, for training
+
+    def forward(
+        self,
+        context: Context,
+        genes: GeneInputs,
+        *,
+        said_gene: Int[Tensor, "cells positions"],
+        said_bin: Int[Tensor, "cells positions"],
+        next_gene: Int[Tensor, "cells positions"] | None = None,
+    ) -> tuple[Float[Tensor, "cells positions width"], KeyValueCache]:
+        """Hidden values of whole sequences, as :meth:`prefill` and :meth:`decode` would give them.
+
+        Parameters
+        ----------
+        context, genes
+            As in :meth:`prefill`.
+        said_gene, said_bin, next_gene
+            As in :meth:`decode`.
+
+        Returns
+        -------
+        Hidden values, and a cache without keys for :meth:`bin_logits` and :meth:`gene_logits`.
+        """
+        condition_BD, n_cells = self._condition(context), context.partner.shape[1]
+        visible_BP = _with_none(context).repeat_interleave(n_cells, 0)
+        asked = self._asked(genes, context.has_partner.repeat_interleave(n_cells))
+        modulation = self._modulation(condition_BD)
+        progress = self.progress_of(genes, said_gene)[0] if self.descending else None
+        n_new = said_gene.shape[1]
+        before = torch.ones(n_new, n_new, dtype=torch.bool, device=said_gene.device).tril()
+        visible = torch.cat(
+            [
+                visible_BP[:, None].expand(-1, n_new, -1),
+                before.expand(len(visible_BP), -1, -1),
+            ],
+            dim=-1,
+        )
+        x = self._positions(genes, said_gene, said_bin) + self._next(asked, next_gene, progress)
+        for number, (block, prefix) in enumerate(
+            zip(self.blocks, self._prefix(context), strict=True)
+        ):
+            assert isinstance(block, CausalBlock)
+            shift, scale, gate, *rest = modulation[:, number, None].chunk(6, dim=-1)
+            normed = block.norm(x) * (1 + scale) + shift
+            keys, values = (
+                torch.cat([first.repeat_interleave(n_cells, 0), own], dim=1)
+                for first, own in zip(prefix, block.keys_values(normed), strict=True)
+            )
+            seen = block.attend(normed, keys, values, visible=visible)
+            x = _fed(block, x + (1 + gate) * seen, rest)
+        empty = x.new_zeros(len(x), len(self.blocks), 0, 1, 1)
+        return self.final_norm(x), KeyValueCache(
+            keys=empty,
+            values=empty,
+            prefix=visible_BP,
+            length=torch.full((len(x),), n_new, device=x.device),
+            modulation=modulation,
+            asked=asked,
+            genes=genes,
+        )
+
+    # Counts
+
+    def rates(
+        self,
+        hidden: Float[Tensor, "cells positions width"],
+        gene: Int[Tensor, "cells positions"],
+        genes: GeneInputs,
+    ) -> tuple[Tensor, Tensor, Float[Tensor, "cells positions bins"]]:
+        """Log mean and log dispersion of the count of a gene, and what bins have beyond these."""
+        change = self.out(hidden)
+        log_mean = genes.log_mean.gather(1, gene) + change[..., 0]
+        log_mean = log_mean + self.partner_slope[gene] * genes.partner.gather(1, gene)
+        return log_mean, self.log_dispersion[gene] + change[..., 1], change[..., 2:]
+
+    def log_mass(
+        self,
+        log_mean: Float[Tensor, "*cells genes"],
+        log_dispersion: Float[Tensor, "*cells genes"],
+    ) -> Float[Tensor, "*cells genes bins"]:
+        """Log probability of each bin under a negative binomial."""
+        mean, shape = log_mean.exp()[..., None], (-log_dispersion).exp()[..., None]
+        rest = torch.log1p(mean / shape)
+        log = torch.lgamma(shape + self.node) - torch.lgamma(shape) - torch.lgamma(self.node + 1)
+        log = log + self.node * (log_mean[..., None] - shape.log() - rest) - shape * rest
+        return (log.exp() @ self.node_mass + _LEAST_MASS).log()
+
+    def log_present(self, genes: GeneInputs) -> Float[Tensor, "cells genes"]:
+        """Log of the probability that the prior gives to a gene's being there at all."""
+        shape = (-self.log_dispersion).exp()
+        none = -shape * torch.log1p(genes.log_mean.exp() / shape)
+        return (-torch.expm1(none)).clamp_min(_LEAST_MASS).log()
+
+    # Parts
+
+    def _identity(self) -> Float[Tensor, "genes_and_none gene_width"]:
+        none = torch.zeros_like(self.axes[:1])
+        return torch.cat([torch.cat([self.axes, none]), self.table], dim=-1)
+
+    def _asked(self, genes: GeneInputs, has_partner: Tensor) -> Float[Tensor, "cells genes width"]:
+        """Each gene as a question: who it is, and what is known about it in this cell."""
+        known = has_partner[:, None].to(genes.level.dtype).expand_as(genes.level)
+        numbers = torch.stack(
+            [genes.level, genes.shift, genes.log_mean / 4, genes.partner * known, known], dim=-1
+        )
+        out: Tensor = self.ask(self._identity()[:-1]) + self.known(numbers)
+        return out
+
+    def _positions(
+        self, genes: GeneInputs, said_gene: Tensor, said_bin: Tensor
+    ) -> Float[Tensor, "cells positions width"]:
+        """What was said last: which gene, which bin, and how surprising that was."""
+        nothing = said_gene == self.n_genes
+        gene = said_gene.masked_fill(nothing, 0)
+        mean = genes.log_mean.gather(1, gene).exp()
+        count = self.bin_count[said_bin.clamp_max(self.n_bins - 1)]
+        spread = (mean + self.log_dispersion.exp()[gene] * mean.square()).sqrt()
+        surprise = ((count - mean) / spread.clamp_min(1e-3)).clamp(*_RESIDUAL)
+        surprise = surprise.masked_fill(nothing, 0)
+        who_GD, times_GD = self.said(self._identity()).chunk(2, dim=-1)
+        who, times = who_GD[said_gene], times_GD[said_gene]
+        out: Tensor = who + self.said_bin(said_bin) + times * surprise[..., None]
+        return out
+
+    def _next(self, asked: Tensor, next_gene: Tensor | None, progress: Tensor | None) -> Tensor:
+        if next_gene is not None:
+            return _picked(asked, next_gene)
+        out: Tensor = self.progress(progress)
+        return out
+
+    def _condition(self, context: Context) -> Float[Tensor, "cells width"]:
+        """One vector a cell: perturbation, covariates, shift, spread of the controls, partner."""
+        real = context.control_mask[:, :, None]
+        count = context.control_mask.sum(1, keepdim=True).clamp(min=1)
+        spread = torch.where(real, context.control.square(), 0).sum(1) / count
+        seen = context.has_partner[:, None, None].to(spread.dtype)
+        n_cells = context.partner.shape[1]
+        known = seen.expand(-1, n_cells, 1)
+        partner = self.partner(torch.cat([context.partner * seen, known], dim=-1))
+        summary = (self.summary(spread.log1p())[:, None] + partner).flatten(0, 1)
+        each = replace(context, memory=None).repeat(n_cells)
+        out: Tensor = self.conditioning(summary.new_zeros(len(summary)), each, summary)
+        return out
+
+    def _modulation(self, condition_BD: Tensor) -> Float[Tensor, "cells blocks six_widths"]:
+        parts = [block.get_submodule("modulation")(condition_BD) for block in self.blocks]
+        return torch.stack(parts, dim=1)
+
+    def _prefix(self, context: Context) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the control cells for each block, ``[sets, prefix, heads, key]``."""
+        token = self.control(context.control)
+        stream = torch.cat([self.no_control.expand(len(token), 1, -1), token], dim=1)
+        visible, found = _with_none(context), []
+        for control_block, block in zip(self.control_blocks, self.blocks, strict=True):
+            assert isinstance(block, CausalBlock)
+            found.append(block.keys_values(block.memory_norm(stream)))
+            stream = control_block(stream, visible)
+        return found
+
+
+def _fed(block: CausalBlock, x: Tensor, modulation: Sequence[Tensor]) -> Tensor:
+    shift, scale, gate = modulation
+    normed = block.forward_norm(x) * (1 + scale) + shift
+    out: Tensor = x + (1 + gate) * block.feed_forward(normed)
+    return out
+
+
+def _picked(values_BGD: Tensor, gene_BT: Tensor) -> Float[Tensor, "cells positions width"]:
+    rows = torch.arange(len(gene_BT), device=gene_BT.device)[:, None]
+    return values_BGD[rows, gene_BT]
+
+
+def _with_none(context: Context) -> Bool[Tensor, "sets prefix"]:
+    """Mask of control cells behind the vector that is always there."""
+    always = torch.ones_like(context.control_mask[:, :1])
+    return torch.cat([always, context.control_mask], dim=1)
+
+
+def _nodes(first: Tensor, last: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts at which a distribution is looked at, their weight in each bin, and bins' middles."""
+    edge = [*first.tolist(), last + 1]
+    node, mass, middle = [], [], []
+    for number, (low, high) in enumerate(pairwise(edge)):
+        width = max(high - low, 1)
+        n_nodes = min(width, 4)
+        for i in range(n_nodes):
+            node.append(low + (i + 0.5) * width / n_nodes - 0.5)
+            mass.append((number, width / n_nodes))
+        middle.append(low + (width - 1) / 2)
+    weight = torch.zeros(len(node), len(middle))
+    for i, (number, share) in enumerate(mass):
+        weight[i, number] = share
+    return torch.tensor(node), weight, torch.tensor(middle)
