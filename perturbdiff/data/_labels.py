@@ -179,6 +179,12 @@ def near_duplicates(levels: Iterable[str]) -> list[tuple[str, ...]]:
     return [tuple(sorted(group)) for group in groups.values() if len(group) > 1]
 
 
+def nearly_control(labels: Iterable[str], control: Sequence[str]) -> list[str]:
+    """Labels that differ from a control label only as near duplicates do."""
+    folded = {_folded(label) for label in control}
+    return sorted({x for x in labels if x not in control and _folded(x) in folded})
+
+
 def _folded(level: str) -> str:
     singular = re.sub(r"(?<=[a-z]{3})s\b", "", level.strip())
     apart = re.sub(r"(?<=\d)[\s_/-]+(?=\d)", " ", singular)

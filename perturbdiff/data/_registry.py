@@ -21,7 +21,7 @@ from perturbdiff._typing import Json, Scale
 from perturbdiff.data._checks import check_values, known_scale, resolve_scale, warn_labels
 from perturbdiff.data._conditions import Columns, read_rows
 from perturbdiff.data._features import read_features
-from perturbdiff.data._labels import column_of, read_column
+from perturbdiff.data._labels import column_of, nearly_control, read_column
 from perturbdiff.data._matrix import BLOCK, gene_names, read_matrix
 from perturbdiff.data._numbers import read_numbers
 
@@ -304,12 +304,19 @@ class Registry:
                     f"control. {nearest(label, written)}"
                 )
                 raise LabelError(msg)
+        members = {member for condition in rows.conditions for member in condition.members}
+        if near := nearly_control({*written, *members}, self.control):
+            msg = (
+                f"obs[{self.perturbation_key!r}] has {listed(near)} beside the control label "
+                f"{listed(self.control)}. Such cells would be learnt as treated: rename them, or "
+                f"name every control label (control={[*self.control, *near]!r})."
+            )
+            raise LabelError(msg)
         sizes = np.bincount(rows.condition, minlength=len(rows.conditions)).tolist()
         if not any(condition.is_control for condition in rows.conditions):
             msg = f"No control cell ({listed(self.control)}) has all its labels."
             raise LabelError(msg)
         warn_labels(names, dict(zip(rows.conditions, sizes, strict=True)))
-        members = {member for condition in rows.conditions for member in condition.members}
         levels = [{c.context[n] for c in rows.conditions} for n in range(len(self.covariate_keys))]
         return replace(
             self,

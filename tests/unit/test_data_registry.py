@@ -190,3 +190,19 @@ def test_a_clean_file_gives_no_warning(toy, caplog):
     with caplog.at_level(logging.WARNING, "perturbdiff"):
         register(toy())
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("label", ["Ctrl", "CTRL", "ctrl ", "c-trl", "ctrls", "A+Ctrl"])
+def test_labels_that_nearly_are_control_are_refused(toy, label):
+    """Their cells would be learnt as treated."""
+    adata = toy(["ctrl", label, "A"])
+    near = label.removeprefix("A+")
+    with pytest.raises(LabelError, match=rf"has '{near}' beside the control label 'ctrl'.*rename"):
+        register(adata)
+    if label in ("Ctrl", "CTRL"):
+        registry = register(adata, control=["ctrl", label])
+        assert registry.perturbations.levels == ("A",)
+
+
+def test_labels_of_other_columns_may_look_like_control(toy):
+    assert register(toy(["ctrl", "A"], cell_types=["Ctrl", "T"])).control == ("ctrl",)
