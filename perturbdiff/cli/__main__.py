@@ -1,0 +1,5 @@
+"""``python -m perturbdiff.cli``."""
+
+from perturbdiff.cli._app import main
+
+main()

