@@ -51,7 +51,7 @@ class ExpressionBins:
         share = high.cumsum(0).double() / high.sum()
         wanted = torch.arange(1, n_bins - _SINGLE) / (n_bins - _SINGLE)
         inner = high[torch.searchsorted(share, wanted.double()).clamp_max(len(high) - 1)]
-        edges = torch.cat([torch.tensor([_SINGLE]), inner]).unique()
+        edges = torch.tensor(sorted({_SINGLE, *inner.tolist()}))
         place = torch.searchsorted(edges, high, right=True) - 1
         middle = (torch.arange(_PLACES) + 0.5) / _PLACES
         seen = []

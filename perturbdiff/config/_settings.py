@@ -81,7 +81,7 @@ class DecoderConfig:
 
     order: OrderName = "coexpression"
     order_seed: int = 0
-    n_bins: int = 24
+    n_bins: int = 32
     n_axes: int = 40
     n_response_axes: int = 30
     width: int = 96

@@ -13,8 +13,6 @@ from perturbdiff._batch import SetBatch
 from perturbdiff.config import TrainConfig
 from perturbdiff.data._sets import EpochSampler, Population, SetDataset
 
-_VALIDATION_SETS = 128
-
 
 class SetDataModule(LightningDataModule):
     """Batches of sets for training, and the same few for every look at held-out populations.
@@ -31,6 +29,9 @@ class SetDataModule(LightningDataModule):
         Of all draws.
     """
 
+    sets: type[SetDataset] = SetDataset
+    n_validation = 128
+
     def __init__(
         self,
         train: Sequence[Population],
@@ -41,8 +42,9 @@ class SetDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.config = config or TrainConfig()
-        self.train = SetDataset(train, self.config, seed=seed)
-        self.validation = SetDataset(validation, self.config, seed=seed + 1) if validation else None
+        sets = self.sets
+        self.train = sets(train, self.config, seed=seed)
+        self.validation = sets(validation, self.config, seed=seed + 1) if validation else None
 
     @cached_property
     def digest(self) -> str:
@@ -77,7 +79,7 @@ class SetDataModule(LightningDataModule):
         """The same sets at every look."""
         if self.validation is None:
             return []
-        return self._loader(self.validation, sampler=range(_VALIDATION_SETS))
+        return self._loader(self.validation, sampler=range(self.n_validation))
 
     def _loader(self, sets: SetDataset, *, sampler: Any) -> DataLoader[SetBatch]:
         # A generator of its own: without one, loaders draw from the global random state.
@@ -85,6 +87,6 @@ class SetDataModule(LightningDataModule):
             sets,
             batch_size=self.config.n_sets,
             sampler=sampler,
-            collate_fn=SetBatch.join,
+            collate_fn=sets.batch.join,
             generator=torch.Generator(),
         )

@@ -8,6 +8,7 @@ S cells, R control cells, A cell axes, K latent axes.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from perturbdiff._batch import Context, SetBatch
+from perturbdiff._batch import Context, SetBatch, Sets
 from perturbdiff._errors import SplitError
 from perturbdiff.config import TrainConfig
 
@@ -34,7 +35,7 @@ class Population:
     covariates: Int[Tensor, " covariates"]
 
 
-class SetDataset(Dataset[SetBatch]):
+class SetDataset(Dataset[Any]):
     """Sets by number, drawn from populations with probability proportional to √(cells).
 
     Cells of a set are drawn without replacement; a population with fewer cells than ``set_size``
@@ -56,6 +57,8 @@ class SetDataset(Dataset[SetBatch]):
         When there is nothing to learn from.
     """
 
+    batch: type[Sets] = SetBatch
+
     def __init__(
         self, populations: Sequence[Population], config: TrainConfig, *, seed: int
     ) -> None:
@@ -69,8 +72,13 @@ class SetDataset(Dataset[SetBatch]):
         self._chance = weight / weight.sum()
         self._most_members = max(len(population.members) for population in self.populations)
 
-    def __getitem__(self, number: int) -> SetBatch:
+    def __getitem__(self, number: int) -> Any:
         """Set ``number``, as a batch of one."""
+        population, rows, context = self.drawn(number)
+        return SetBatch(x0=_padded(population.x0[rows], self.config.set_size), context=context)
+
+    def drawn(self, number: int) -> tuple[Population, Int[np.ndarray, " cells"], Context]:
+        """Population, treated cells and context of set ``number``."""
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, number])))
         population = self.populations[int(draw.choice(len(self._chance), p=self._chance))]
         size, n_controls = self.config.set_size, self.config.n_controls
@@ -95,7 +103,7 @@ class SetDataset(Dataset[SetBatch]):
             covariates=(population.covariates * identified)[None],
             conditional=torch.tensor([conditional]),
         )
-        return SetBatch(x0=_padded(population.x0[rows], size), context=context)
+        return population, rows, context
 
 
 class EpochSampler(Sampler[int]):
