@@ -9,8 +9,8 @@ B cells, T positions, G genes, D width, L blocks, H heads, V bins, Q nodes, P pr
 cells, A cell axes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Self
 
@@ -49,8 +49,9 @@ class GeneInputs(Sets):
 class KeyValueCache(Sets):
     """Everything that decoding goes on from; rows are cells, and may be picked and joined.
 
-    Keys and values are allocated once: 2 · L · B · (P + G) · D numbers. ``length`` counts the
-    positions of each cell that are filled behind the prefix; further ones are never looked at.
+    Keys and values are allocated once: 2 · L · B · (P + G) · D numbers, or 2 · L · B · P · D where
+    the cache only travels. ``length`` counts the positions of each cell that are filled behind the
+    prefix; further ones are never looked at.
     """
 
     keys: Float[Tensor, "cells blocks places heads key"]
@@ -67,17 +68,43 @@ class KeyValueCache(Sets):
         return self.keys.nbytes + self.values.nbytes
 
     def put(self, rows: Int[Tensor, " slots"], other: Self) -> None:
-        """Overwrite some cells by those of another cache, in place: slots are used again."""
-        pairs = [(getattr(self, name), getattr(other, name)) for name in _ROWS]
-        pairs += [
-            (getattr(self.genes, name), getattr(other.genes, name))
-            for name in ("level", "shift", "partner", "log_mean")
-        ]
-        for mine, new in pairs:
-            mine[rows] = new
+        """Overwrite some cells by those of another cache, in place: slots are used again.
 
+        The other cache may have fewer control cells and less room.
+        """
+        self.prefix[rows] = False
+        self.prefix[rows, : other.prefix.shape[1]] = other.prefix
+        for name in ("keys", "values"):
+            new = getattr(other, name)
+            getattr(self, name)[rows, :, : new.shape[2]] = new
+        for name in ("length", "modulation", "asked"):
+            getattr(self, name)[rows] = getattr(other, name)
+        for field in fields(self.genes):
+            getattr(self.genes, field.name)[rows] = getattr(other.genes, field.name)
 
-_ROWS = ("keys", "values", "prefix", "length", "modulation", "asked")
+    def with_room(self, n_prefix: int, n_genes: int) -> Self:
+        """The same cells at length 0, with room for so many control cells and genes."""
+        more = n_prefix - self.prefix.shape[1]
+        room = n_prefix + n_genes - self.keys.shape[2]
+        return replace(
+            self,
+            keys=functional.pad(self.keys, (0, 0, 0, 0, 0, room)),
+            values=functional.pad(self.values, (0, 0, 0, 0, 0, room)),
+            prefix=functional.pad(self.prefix, (0, more)),
+            length=torch.zeros_like(self.length),
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that :meth:`from_state` reads, to be sent to where cells are decoded."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "genes"}
+        return own | {f"genes.{f.name}": getattr(self.genes, f.name) for f in fields(self.genes)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Self:
+        """The cache that this is the state of."""
+        genes = GeneInputs(**{f.name: state[f"genes.{f.name}"] for f in fields(GeneInputs)})
+        own = {name: value for name, value in state.items() if "." not in name}
+        return cls(**own, genes=genes)
 
 
 class CausalBlock(nn.Module):
@@ -207,7 +234,7 @@ class CausalDecoder(nn.Module):
 
     # Before the first gene
 
-    def prefill(self, context: Context, genes: GeneInputs) -> KeyValueCache:
+    def prefill(self, context: Context, genes: GeneInputs, *, room: bool = True) -> KeyValueCache:
         """All that does not depend on what will be said, and room for what will be.
 
         Parameters
@@ -216,6 +243,9 @@ class CausalDecoder(nn.Module):
             Sets of cells; a set shares its control cells, which are encoded once.
         genes
             One row a cell, sets one after another.
+        room
+            Whether to leave room for the genes; without, the cache is smaller to send, and gets
+            its room from :meth:`KeyValueCache.with_room` or ``put``.
 
         Returns
         -------
@@ -226,7 +256,7 @@ class CausalDecoder(nn.Module):
         visible = _with_none(context).repeat_interleave(n_cells, 0)
         n_prefix, n_heads = visible.shape[1], self.config.n_heads
         shape = (
-            len(condition_BD), len(prefix), n_prefix + self.n_genes, n_heads,
+            len(condition_BD), len(prefix), n_prefix + self.n_genes * room, n_heads,
             self.config.width // n_heads,
         )  # fmt: skip
         keys, values = condition_BD.new_zeros(shape), condition_BD.new_zeros(shape)
@@ -253,6 +283,7 @@ class CausalDecoder(nn.Module):
         *,
         next_gene: Int[Tensor, "cells positions"] | None = None,
         progress: Float[Tensor, "cells positions 3"] | None = None,
+        reach: int | None = None,
     ) -> tuple[Float[Tensor, "cells positions width"], KeyValueCache]:
         """What the network makes of some further positions of each cell.
 
@@ -267,6 +298,8 @@ class CausalDecoder(nn.Module):
             Gene that each position is asked for; ``None`` where the network draws it.
         progress
             From :meth:`progress_of`, where the network draws the gene.
+        reach
+            No cell gets longer than this; where the caller does not say, the device is asked.
 
         Returns
         -------
@@ -275,7 +308,7 @@ class CausalDecoder(nn.Module):
         rows = torch.arange(len(said_gene), device=said_gene.device)[:, None]
         n_new, n_prefix = said_gene.shape[1], cache.prefix.shape[1]
         place_BT = cache.length[:, None] + torch.arange(n_new, device=said_gene.device)
-        most = n_prefix + int(place_BT.max()) + 1
+        most = n_prefix + (int(place_BT.max()) + 1 if reach is None else reach)
         behind = torch.arange(most - n_prefix, device=said_gene.device)
         visible = torch.cat(
             [cache.prefix[:, None].expand(-1, n_new, -1), behind <= place_BT[..., None]], dim=-1
@@ -319,7 +352,8 @@ class CausalDecoder(nn.Module):
         if self.descending:
             hidden = hidden + self.given_gene(hidden + _picked(cache.asked, gene))
         log_mean, log_dispersion, free = self.rates(hidden, gene, cache.genes)
-        return self.log_mass(log_mean, log_dispersion) + free
+        mass = self.log_mass(log_mean, log_dispersion)
+        return mass + free if self.config.likelihood == "bins" else mass
 
     def gene_logits(
         self, hidden: Float[Tensor, "cells positions width"], cache: KeyValueCache
@@ -481,8 +515,12 @@ class CausalDecoder(nn.Module):
         spread = (mean + self.log_dispersion.exp()[gene] * mean.square()).sqrt()
         surprise = ((count - mean) / spread.clamp_min(1e-3)).clamp(*_RESIDUAL)
         surprise = surprise.masked_fill(nothing, 0)
-        who_GD, times_GD = self.said(self._identity()).chunk(2, dim=-1)
-        who, times = who_GD[said_gene], times_GD[said_gene]
+        if said_gene.numel() < self.n_genes:  # decoding: not worth a table of all genes
+            known = functional.embedding(gene, self.axes).masked_fill(nothing[..., None], 0)
+            said = self.said(torch.cat([known, functional.embedding(said_gene, self.table)], -1))
+        else:
+            said = functional.embedding(said_gene, self.said(self._identity()))
+        who, times = said.chunk(2, dim=-1)
         out: Tensor = who + self.said_bin(said_bin) + times * surprise[..., None]
         return out
 
