@@ -21,7 +21,7 @@ from benchmarks.report import (
     contexts_result,
 )
 from benchmarks.simple import ALL_CELLS, ONCE, TO_BEAT
-from benchmarks.simulated import conclusions, mean_scores
+from benchmarks.simulated import by_condition, conclusions, mean_scores
 from perturbdiff.metrics import METRICS
 
 OTHERS = {"mmd": 0.1, "direction_match": 0.9, "discrimination": 0.8, "ranked_first": 0.0}
@@ -157,3 +157,17 @@ def test_simulated_conclusions_compare_with_the_best_shifted_cells():
     assert not found["equal_to_additive_without"]
     assert found["context_better_than_replicate"]
     assert not found["unseen_better_than_mean_shift"]
+
+
+def test_ratios_are_given_for_each_condition_too():
+    def row(model, shifted):
+        return {MODEL: {"energy_distance": model}, "shifted": {"energy_distance": shifted}}
+
+    states = [
+        {"seed": 0, "context": "T1", "rows": {"P1": row(0.1, 0.4), "P2": row(0.3, 0.4)}},
+        {"seed": 0, "context": "T2", "rows": {"P1": row(0.2, 0.4)}},
+    ]
+    found = by_condition(states, "shifted")
+    assert found["ratios"]["world 0, P2 in T1"] == pytest.approx(0.75)
+    assert found["median"] == pytest.approx(0.5)
+    assert found["share_at_most_half"] == pytest.approx(2 / 3)
