@@ -6,3 +6,4 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 Scale: TypeAlias = Literal["counts", "log1p_cp10k"]
 SamplerName: TypeAlias = Literal["euler", "heun", "dpmpp_2m", "stochastic"]
 OrderName: TypeAlias = Literal["vocabulary", "random", "coexpression", "descending"]
+LikelihoodName: TypeAlias = Literal["bins", "negative_binomial"]

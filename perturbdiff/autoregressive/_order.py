@@ -15,6 +15,8 @@ from perturbdiff._batch import Sets
 from perturbdiff._random import gene_lanes, stream_key, uniform
 from perturbdiff._typing import OrderName
 
+_IMPOSSIBLE = -1e4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Said(Sets):
@@ -140,6 +142,25 @@ class GeneOrder:
             bin=own,
             mask=mask,
         )
+
+
+def possible_bins(
+    logits: Float[Tensor, "cells positions bins"], said_bin: Int[Tensor, "cells positions"]
+) -> Float[Tensor, "cells positions bins"]:
+    """Logits where a gene that is drawn is not zero, and no higher than the one before it."""
+    number = torch.arange(logits.shape[-1], device=logits.device)
+    return logits.masked_fill((number == 0) | (number > said_bin[..., None]), _IMPOSSIBLE)
+
+
+def possible_genes(
+    logits: Float[Tensor, "cells positions genes_and_stop"],
+    said_gene: Int[Tensor, "cells positions"],
+) -> Float[Tensor, "cells positions genes_and_stop"]:
+    """Logits without the genes that were said before; sequences start at the first position."""
+    gone = torch.zeros_like(logits, dtype=torch.bool)
+    gone = gone.scatter(-1, said_gene[..., None], value=True).cumsum(1, dtype=torch.int32) > 0
+    gone[..., -1] = False
+    return logits.masked_fill(gone, _IMPOSSIBLE)
 
 
 def _behind(values: Tensor, first: int) -> Tensor:

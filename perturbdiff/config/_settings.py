@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from perturbdiff._errors import ConfigError
-from perturbdiff._typing import OrderName, SamplerName
+from perturbdiff._typing import LikelihoodName, OrderName, SamplerName
 
 
 def _at_least(owner: object, section: str, **least: float) -> None:
@@ -68,6 +68,10 @@ class DecoderConfig:
         gene drawn among those left.
     order_seed
         Of the random order.
+    likelihood
+        ``"bins"``: a free distribution over bins; ``"negative_binomial"``: mean and dispersion.
+    smoothing
+        Share of a wide bin's mass that its neighbours are lent in training.
     n_bins
         Bins of counts; 0 to 4 have one each.
     n_axes, n_response_axes, width, n_blocks, n_heads, control_expansion
@@ -81,6 +85,8 @@ class DecoderConfig:
 
     order: OrderName = "coexpression"
     order_seed: int = 0
+    likelihood: LikelihoodName = "bins"
+    smoothing: float = 0.1
     n_bins: int = 32
     n_axes: int = 40
     n_response_axes: int = 30
@@ -96,6 +102,10 @@ class DecoderConfig:
             raise ConfigError(
                 "decoder.order", self.order, rule=f"must be one of {', '.join(get_args(OrderName))}"
             )
+        if self.likelihood not in get_args(LikelihoodName):
+            rule = f"must be one of {', '.join(get_args(LikelihoodName))}"
+            raise ConfigError("decoder.likelihood", self.likelihood, rule=rule)
+        _share(self, "decoder", "smoothing")
         _at_least(
             self, "decoder", n_bins=6, n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
             control_expansion=1, hidden=0, gene_width=1,

@@ -1,0 +1,226 @@
+"""What the autoregressive sibling learns from: the same cells and priors, as counts in bins.
+
+N cells, G genes, C training conditions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from perturbdiff._constants import DEPTH
+from perturbdiff._random import gene_lanes
+from perturbdiff.autoregressive import ExpressionBins, GeneOrder
+from perturbdiff.config import DecoderConfig, NetworkConfig, TrainConfig
+from perturbdiff.data._counts import CountDataModule, CountPopulation
+from perturbdiff.model._latent import Vocabulary
+from perturbdiff.model._learning import Lesson, prepare_lesson
+from perturbdiff.model._training_data import TrainingData
+from perturbdiff.nn import ExpressionCodec
+from perturbdiff.prior import solve_transport
+from perturbdiff.train._causal_task import CausalTask
+
+_RATE_CELLS = 128  # that the rate of a population is solved on
+_LEAST_RATE = 1e-9
+_DISPERSION = (0.01, 5.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CausalLesson:
+    """Cells as counts, bins, an order and everything that the two siblings share."""
+
+    shared: Lesson
+    populations: list[CountPopulation]
+    network: DecoderConfig
+    bins: ExpressionBins
+    order: GeneOrder
+    log_dispersion: Float[Tensor, " genes"]
+
+    @property
+    def config(self) -> TrainConfig:
+        """How training goes."""
+        return self.shared.config
+
+    def new_task(self) -> CausalTask:
+        """A task with first weights."""
+        fitted = self.shared.fitted
+        return causal_task(
+            fitted.vocabulary,
+            fitted.codec,
+            self.network,
+            config=self.config,
+            bins=self.bins,
+            order=self.order,
+            log_dispersion=self.log_dispersion,
+            seed=self.shared.seed,
+        )
+
+    def data_module(
+        self, train: Sequence[CountPopulation], validation: Sequence[CountPopulation] = ()
+    ) -> CountDataModule:
+        """Some of the populations to learn from, some to check on."""
+        return CountDataModule(train, validation, config=self.config, seed=self.shared.seed)
+
+
+def causal_task(
+    vocabulary: Vocabulary,
+    codec: ExpressionCodec,
+    network: DecoderConfig,
+    *,
+    config: TrainConfig,
+    bins: ExpressionBins,
+    order: GeneOrder,
+    log_dispersion: Float[Tensor, " genes"],
+    seed: int,
+) -> CausalTask:
+    """A task with first weights; hidden layers as wide as the budget of parameters allows."""
+    registry = vocabulary.registry
+    sizes: dict[str, int | list[int]] = {
+        "n_perturbations": len(registry.perturbations),
+        "n_features": vocabulary.n_features,
+        "covariate_sizes": [len(v) for v in registry.covariates],
+    }
+    return CausalTask(
+        network,
+        config,
+        bins=bins,
+        order=order,
+        gene_tensors={
+            "axes": codec.cell_axes,
+            "log_dispersion": log_dispersion,
+            "lanes": gene_lanes(registry.genes),
+        },
+        sizes=sizes,
+        seed=seed,
+    )
+
+
+def prepare_causal(
+    data: TrainingData, network: DecoderConfig, config: TrainConfig, *, seed: int
+) -> CausalLesson:
+    """Fit what the siblings share; then bins, dispersions, the order and the rates of the prior."""
+    shape = NetworkConfig(n_axes=network.n_axes, n_response_axes=network.n_response_axes)
+    shared = prepare_lesson(data, shape, config, seed=seed)
+    codec = shared.fitted.codec
+    network = replace(
+        network, n_axes=codec.cell_axes.shape[1], n_response_axes=codec.encoder.shape[1]
+    )
+    rows = data.cells.conditions()
+    treated = np.concatenate([rows[condition] for condition in data.conditions])
+    counts = data.cells.counts
+    assert counts is not None  # the shared lesson refuses cells without
+    bins = ExpressionBins.fit(torch.from_numpy(counts[treated].data).long(), network.n_bins)
+    log_dispersion = count_dispersion(data)
+    lesson = CausalLesson(
+        shared=shared,
+        populations=[],
+        network=replace(network, n_bins=len(bins)),
+        bins=bins,
+        order=gene_order(data, network),
+        log_dispersion=log_dispersion,
+    )
+    lesson.populations.extend(_populations(lesson))
+    return lesson
+
+
+def prior_log_rate(
+    library_size: Float[Tensor, " cells"],
+    mean: Float[Tensor, " genes"],
+    log_dispersion: Float[Tensor, " genes"],
+) -> Float[Tensor, " genes"]:
+    """Log of the mean count per count of the library at which cells have a mean log1p value.
+
+    Parameters
+    ----------
+    library_size
+        Of cells that stand for the population; the first few are enough.
+    mean
+        Mean log1p value per gene.
+    log_dispersion
+        Of the negative binomial that the counts are drawn from.
+
+    Returns
+    -------
+    One value per gene.
+    """
+    size = library_size[:_RATE_CELLS].double()
+    plan = solve_transport(
+        torch.zeros(len(size), len(mean), dtype=torch.int64),
+        size,
+        mean.double().clamp_min(1e-6),
+        dispersion_G=log_dispersion.double().exp(),
+    )
+    return (plan.scale / DEPTH).clamp_min(_LEAST_RATE).log().float()
+
+
+def count_dispersion(data: TrainingData) -> Float[Tensor, " genes"]:
+    """Log over-dispersion of each gene within treated populations, by moments.
+
+    ``Σ ((y - m)² - m) / Σ m²`` with m = size · rate of the population, over all treated cells.
+    """
+    rows = data.cells.conditions()
+    assert data.cells.counts is not None
+    assert data.cells.library_size is not None
+    extra, square = 0.0, 0.0
+    for condition in data.conditions:
+        own = rows[condition]
+        counts = data.cells.counts[own].astype(np.float64)
+        size = data.cells.library_size[own].astype(np.float64)
+        total = np.asarray(counts.sum(0)).ravel()
+        rate, weighted = total / size.sum(), np.asarray(counts.T @ size).ravel()
+        sizes = float((size**2).sum())
+        squares = np.asarray(counts.multiply(counts).sum(0)).ravel()
+        extra = extra + squares - 2 * rate * weighted + rate**2 * sizes - total
+        square = square + rate**2 * sizes
+    value = np.divide(extra, square, out=np.zeros_like(extra), where=square > 0)
+    return torch.from_numpy(np.log(np.clip(value, *_DISPERSION))).float()
+
+
+def gene_order(data: TrainingData, network: DecoderConfig) -> GeneOrder:
+    """The order that the settings ask for."""
+    n_genes = len(data.registry.genes)
+    if network.order == "random":
+        return GeneOrder.random(data.registry.genes, network.order_seed)
+    if network.order == "descending":
+        return GeneOrder.descending(n_genes)
+    if network.order == "vocabulary":
+        return GeneOrder.vocabulary(n_genes)
+    values = data.axes(np.arange(len(data.cells)))
+    loadings = data.loadings * values.std(0)
+    variance = np.asarray(data.cells.log1p.multiply(data.cells.log1p).mean(0)).ravel()
+    left = variance - data.mean**2 - (loadings**2).sum(1)
+    return GeneOrder.coexpression(torch.from_numpy(loadings), torch.from_numpy(left))
+
+
+def _populations(lesson: CausalLesson) -> list[CountPopulation]:
+    data, shared = lesson.shared.data, lesson.shared
+    cells, rows, controls = data.cells, data.cells.conditions(), data.cells.controls()
+    assert cells.counts is not None
+    assert cells.library_size is not None
+    out = []
+    for population, condition, summary, mean in zip(
+        shared.populations, data.conditions, data.summaries, shared.left_out_means, strict=True
+    ):
+        own, control = rows[condition], controls[condition.context]
+        size = torch.from_numpy(cells.library_size[own].astype(np.float64))
+        level = summary.context.mean
+        out.append(
+            CountPopulation(
+                **vars(population),
+                counts=cells.counts[own],
+                library_size=size,
+                control_counts=cells.counts[control],
+                control_size=torch.from_numpy(cells.library_size[control].astype(np.float64)),
+                level=_float32(level),
+                rise=_float32(mean - level),
+                log_rate=prior_log_rate(size, torch.from_numpy(mean), lesson.log_dispersion),
+            )
+        )
+    return out
+
+
+def _float32(values: Float[np.ndarray, " genes"] | Int[np.ndarray, " genes"]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
