@@ -15,3 +15,7 @@ SCALES: Final = ("counts", "log1p_cp10k")
 
 PSEUDO_COUNT: Final = 0.1
 """Counts per 10,000 added to both sides of a log-ratio."""
+
+LAST_CHECKPOINT: Final = "last.ckpt"
+CHOICE: Final = "choice.json"
+"""Files that a training run leaves in its ``checkpoint_dir``."""

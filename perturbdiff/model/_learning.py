@@ -35,10 +35,11 @@ from perturbdiff.prior._dispersion import (
     some_rows,
 )
 from perturbdiff.train import SetDiffusionTask, choose_steps, train
+from perturbdiff.train._checkpoint import Choice, forget, remember, remembered
 from perturbdiff.train._fit import TrainerOptions, two_folds
 
 _FEWEST_CONDITIONS = 4
-_DEPENDENCE = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)
+_DEPENDENCE = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97)
 _USUAL_DEPENDENCE = 0.7
 _JUDGED_CONDITIONS = 4
 _JUDGED_CELLS = 256
@@ -51,6 +52,7 @@ class Lesson:
 
     data: TrainingData
     populations: list[Population]
+    left_out_means: Float[np.ndarray, "conditions genes"]  # priors that never saw the condition
     fitted: Fitted
     config: TrainConfig
     seed: int
@@ -121,23 +123,25 @@ def prepare_lesson(
         dependence=_USUAL_DEPENDENCE,
         n_shown=config.n_controls,
     )
-    return Lesson(data=data, populations=populations, fitted=fitted, config=config, seed=seed)
+    return Lesson(
+        data=data, populations=populations, left_out_means=means, fitted=fitted, config=config,
+        seed=seed,
+    )  # fmt: skip
 
 
 def learn(lesson: Lesson, *, options: TrainerOptions) -> Fitted:
     """Choose steps and dependence on inner folds, then train on all conditions."""
-    config, steps = lesson.config, lesson.config.max_steps
+    task, data = lesson.new_task(), lesson.data_module(lesson.populations)
+    directory, settings = options.checkpoint_dir, {**task.settings, "data": data.digest}
+    if directory is not None and not options.resume:
+        forget(directory)
+    steps = lesson.config.max_steps
     if lesson.enough:
-        parts = two_folds(lesson.populations)
-        folds = [(lesson.new_task(), lesson.data_module(*part)) for part in parts]
-        steps = choose_steps(folds, config=config, options=options)
-        lesson.fitted.dependence = _choose_dependence(
-            lesson,
-            [
-                (task, {population.name for population in out})
-                for (task, _), (_, out) in zip(folds, parts, strict=True)
-            ],
-        )
+        known = remembered(directory, settings) if directory and options.resume else None
+        choice = known or _choose(lesson, options=options)
+        if directory is not None:
+            remember(directory, settings, choice)
+        steps, lesson.fitted.dependence = choice.steps, choice.dependence
     else:
         logger.warning(
             "only %d training conditions: the number of steps cannot be checked on held-out "
@@ -145,8 +149,18 @@ def learn(lesson: Lesson, *, options: TrainerOptions) -> Fitted:
             len(lesson.data.conditions),
             steps,
         )
-    data = lesson.data_module(lesson.populations)
-    return finished(lesson, train(lesson.new_task(), data, steps=steps, options=options))
+    return finished(lesson, train(task, data, steps=steps, options=options))
+
+
+def _choose(lesson: Lesson, *, options: TrainerOptions) -> Choice:
+    """What training conditions say that are held out in turn."""
+    parts = two_folds(lesson.populations)
+    folds = [(lesson.new_task(), lesson.data_module(*part)) for part in parts]
+    steps = choose_steps(folds, config=lesson.config, options=options)
+    held = [{population.name for population in out} for _, out in parts]
+    tasks = [task for task, _ in folds]
+    dependence = _choose_dependence(lesson, list(zip(tasks, held, strict=True)))
+    return Choice(steps=steps, dependence=dependence)
 
 
 def finished(lesson: Lesson, task: SetDiffusionTask) -> Fitted:

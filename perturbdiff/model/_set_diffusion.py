@@ -26,6 +26,8 @@ from perturbdiff.model._predictor import (
 from perturbdiff.model._saved import fitted_parts, restore_fitted
 from perturbdiff.model._training_data import prepare
 from perturbdiff.train import SetDiffusionTask, TrainerOptions
+from perturbdiff.train._checkpoint import check_kept
+from perturbdiff.train._task import run_settings
 
 
 class SetDiffusion(Predictor):
@@ -93,9 +95,18 @@ class SetDiffusion(Predictor):
             When nothing is left to learn from, or a label is unknown.
         ScaleError, ExpressionError, GeneError
             When the expression is not what was declared.
+        ConfigError, TrainingError
+            When a run shall resume and there is no checkpoint, a damaged one, or that of another
+            run. That is looked at before anything else.
         """
+        options = options or TrainerOptions()
+        if options.resume and options.checkpoint_dir is not None:
+            known = run_settings(network or NetworkConfig(), train or TrainConfig(), seed=seed)
+            for name in ("network.n_axes", "network.n_response_axes"):  # fewer where data are few
+                del known[name]
+            check_kept(options.checkpoint_dir, known)
         lesson = self._study(adata, holdout, n_top_genes, seed=seed, network=network, train=train)
-        self._take(learn(lesson, options=options or TrainerOptions()), lesson)
+        self._take(learn(lesson, options=options), lesson)
         return self
 
     def prepare_training(

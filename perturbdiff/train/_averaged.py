@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from perturbdiff.config import TrainConfig
-from perturbdiff.train._checkpoint import KEY, MAY_CHANGE, refuse_other_run
+from perturbdiff.train._checkpoint import KEY, refuse_other_run
 
 
 class AveragedTask(LightningModule):
@@ -75,8 +75,7 @@ class AveragedTask(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Note what was trained on what, as plain values."""
-        kept = {name: value for name, value in self.settings.items() if name not in MAY_CHANGE}
-        checkpoint[KEY] = {**kept, "data": self._data()}
+        checkpoint[KEY] = {**self.settings, "data": self._data()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to go on with another network, other settings, another seed or other cells.

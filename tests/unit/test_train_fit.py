@@ -1,6 +1,7 @@
 """Training: the same run however it is cut, checkpoints that hold plain values, own trainers."""
 
 import copy
+import functools
 import os
 import pickle
 import random
@@ -17,12 +18,13 @@ from lightning.pytorch.callbacks import Callback
 
 import perturbdiff as ptd
 from perturbdiff._batch import SetBatch
-from perturbdiff._errors import TrainingError
+from perturbdiff._constants import CHOICE
+from perturbdiff._errors import ConfigError, TrainingError
 from perturbdiff.config import NetworkConfig, TrainConfig
 from perturbdiff.data import SetDataModule
 from perturbdiff.data._sets import Population
 from perturbdiff.train import SetDiffusionTask, TrainerOptions, choose_steps, train, two_folds
-from perturbdiff.train._fit import LAST
+from perturbdiff.train._fit import LAST, _KeepLast
 
 SHAPE = NetworkConfig(n_axes=3, n_response_axes=2, width=16, n_blocks=1, n_heads=2)
 CONFIG = TrainConfig(
@@ -186,8 +188,11 @@ def test_a_hostile_checkpoint_is_refused(tmp_path):
     hostile = Hostile()
     hostile.path = tmp_path / "harm"
     torch.save(state | {"extra": hostile}, tmp_path / LAST)
-    with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights.only"):
+    with pytest.raises(
+        TrainingError, match=r"last\.ckpt is damaged, or was not written by fit"
+    ) as caught:
         train(task(), data(), steps=6, options=kept(tmp_path, resume=True))
+    assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
     assert not hostile.path.exists()
 
 
@@ -354,7 +359,177 @@ def test_inner_folds_stop_by_patience(tmp_path):
     patient = TrainConfig(**(vars(CONFIG) | {"max_steps": 60, "learning_rate": 0.0}))
     folds = [(task(config=patient), data(patient, populations(1))) for _ in range(2)]
     assert choose_steps(folds, config=patient, options=kept(tmp_path)) == patient.check_every
+    assert [whole.global_step for whole, _ in folds] == [9, 9]  # the first look, and two in vain
+
+
+def test_inner_folds_go_on_where_they_were_interrupted(tmp_path):
+    """Looks and weights of a resumed fold are those of an uninterrupted one, none taken twice."""
+
+    def folds():
+        return [(task(config=CONFIG), data(CONFIG, populations(1))) for _ in range(2)]
+
+    whole = folds()
+    chosen = choose_steps(whole, config=CONFIG, options=kept(tmp_path / "whole"))
+    cut = folds()
+    stop = StopAt(7, KeyboardInterrupt())
+    cut[1][0].configure_callbacks = lambda: [stop]
+    with pytest.raises(KeyboardInterrupt):
+        choose_steps(cut, config=CONFIG, options=kept(tmp_path / "cut"))
+    resumed = folds()
+    steps = []
+    for fold, _ in resumed:
+        fold.on_train_batch_start = lambda batch, number, fold=fold: steps.append(fold.global_step)
+    assert (
+        choose_steps(resumed, config=CONFIG, options=kept(tmp_path / "cut", resume=True)) == chosen
+    )
+    for (one, _), (two, _) in zip(whole, resumed, strict=True):
+        assert equal(weights(one), weights(two))
+    assert steps == list(range(6, whole[1][0].global_step))
+    for fold in ("fold_1", "fold_2"):
+        looks = [
+            torch.load(tmp_path / run / fold / LAST, weights_only=True)["callbacks"]["_Looks"]
+            for run in ("whole", "cut")
+        ]
+        assert len(looks[0]["values"]) >= 3
+        assert looks[0] == looks[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"patience": 1}, r"train\.patience was 2 and is now 1"), ({"n_sets": 5}, r"train\.n_sets")],
+)
+def test_inner_folds_of_another_run_are_refused_before_the_first_is_trained(
+    tmp_path, change, named
+):
+    first = [(task(), data(validation=populations(1))) for _ in range(2)]
+    choose_steps(first, config=CONFIG, options=kept(tmp_path))
+    (tmp_path / "fold_1" / LAST).unlink()
+    other = TrainConfig(**(vars(CONFIG) | change))
+    folds = [(task(config=other), data(other, populations(1))) for _ in range(2)]
+    with pytest.raises(TrainingError, match=named):
+        choose_steps(folds, config=other, options=kept(tmp_path, resume=True))
+    assert not (tmp_path / "fold_1" / LAST).exists()
+
+
+def test_a_checkpoint_beyond_the_last_step_is_refused(tmp_path):
+    train(task(), data(), steps=6, options=kept(tmp_path))
+    with pytest.raises(TrainingError, match="at step 6, beyond the 3 steps"):
+        train(task(), data(), steps=3, options=kept(tmp_path, resume=True))
+
+
+@pytest.mark.parametrize("harm", [lambda x: x[: len(x) // 2], lambda x: b"", lambda x: b"no zip"])
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, harm):
+    train(task(), data(), steps=3, options=kept(tmp_path))
+    last = tmp_path / LAST
+    last.write_bytes(harm(last.read_bytes()))
+    with pytest.raises(TrainingError, match=r"last\.ckpt is damaged"):
+        train(task(), data(), steps=6, options=kept(tmp_path, resume=True))
+
+
+# A whole fit that is interrupted and goes on
+
+
+def interrupt_after(monkeypatch, count):
+    """Ctrl-C after so many checkpoints; gives the list of the checkpoints written."""
+    written, keep = [], _KeepLast.on_train_epoch_end
+
+    def save(self, trainer, pl_module):
+        keep(self, trainer, pl_module)
+        written.append(f"{self.path.parent.name} {trainer.global_step}")
+        if len(written) == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_KeepLast, "on_train_epoch_end", save)
+    return written
+
+
+@pytest.fixture(scope="module")
+def every_checkpoint(small_model, small_fit, simulated_cells, tmp_path_factory):
+    """Names of the checkpoints of a fit that nobody interrupts."""
+    place = tmp_path_factory.mktemp("whole") / "kept"
+    with pytest.MonkeyPatch.context() as patch:
+        written = interrupt_after(patch, None)
+        model = small_fit(simulated_cells, options=kept(place))
+    assert model.checksum == small_model.checksum
+    assert sorted(path.name for path in place.iterdir()) == [CHOICE, LAST]
+    return written
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_resumed_fit_repeats_nothing_and_ends_as_an_uninterrupted_one(
+    small_model, small_fit, simulated_cells, every_checkpoint, share, tmp_path, monkeypatch
+):
+    """Interrupted in the first fold, in the second, in the final run."""
+    count = 1 + round(share * (len(every_checkpoint) - 1))
+    with monkeypatch.context() as patch:
+        before = interrupt_after(patch, count)
+        with pytest.raises(KeyboardInterrupt):
+            small_fit(simulated_cells, options=kept(tmp_path / "kept"))
+    after = interrupt_after(monkeypatch, None)
+    model = small_fit(simulated_cells, options=kept(tmp_path / "kept", resume=True))
+    assert model.checksum == small_model.checksum
+    # The checkpoint that is gone on from is written again, since its epoch ends anew.
+    names = list(dict.fromkeys(before + after))
+    assert names == every_checkpoint
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [CHOICE, LAST]
+
+
+def test_to_resume_from_nothing_is_refused_before_anything_is_read(
+    small_fit, simulated_cells, tmp_path
+):
+    with pytest.raises(ConfigError, match=f"no checkpoint in {tmp_path} to go on from"):
+        small_fit(simulated_cells, n_top_genes=-5, options=kept(tmp_path, resume=True))
+    with pytest.raises(ConfigError, match="resume = True: needs a checkpoint_dir"):
+        TrainerOptions(resume=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_that_cannot_be_gone_on_from_are_refused_before_anything_is_read(
+    small_fit, simulated_cells, tmp_path
+):
+    fit = functools.partial(small_fit, simulated_cells, options=kept(tmp_path, resume=True))
+    small_fit(simulated_cells, options=kept(tmp_path))
+    with pytest.raises(TrainingError, match="belongs to another run: seed was 0 and is now 1"):
+        fit(seed=1, n_top_genes=-5)
+    with pytest.raises(TrainingError, match="belongs to another run: data was"):
+        fit(n_top_genes=29)
+    choice = (tmp_path / CHOICE).read_text()
+    for harm in (
+        "",
+        "[]",
+        choice.replace('"steps"', '"step"'),
+        choice.replace('"seed": 0', '"seed": 1'),
+    ):
+        (tmp_path / CHOICE).write_text(harm)
+        with pytest.raises(
+            TrainingError, match=r"choice\.json (is damaged|belongs to another run)"
+        ):
+            fit(n_top_genes=-5)
+    (tmp_path / CHOICE).write_text(choice)
+    (tmp_path / LAST).write_bytes(b"half")
+    with pytest.raises(TrainingError, match=r"last\.ckpt is damaged"):
+        fit(n_top_genes=-5)
+
+
+def test_other_limits_choose_anew(small_fit, simulated_cells, tmp_path):
+    """More steps than before: what the folds said no longer holds, the checkpoint does."""
+    usual = {"check_every": 2, "n_sets": 32, "set_size": 6, "n_controls": 6, "warmup_steps": 2}
+    options = kept(tmp_path)
+    small_fit(simulated_cells, train=TrainConfig(max_steps=2, **usual), options=options)
+    more = TrainConfig(max_steps=4, **usual)
+    resumed = small_fit(simulated_cells, train=more, options=kept(tmp_path, resume=True))
+    assert resumed.checksum == small_fit(simulated_cells, train=more).checksum
+
+
+def test_a_fit_that_does_not_resume_leaves_nothing_of_an_older_one(
+    small_fit, simulated_cells, tmp_path, monkeypatch
+):
+    (tmp_path / "mine.txt").write_text("kept")
+    small_fit(simulated_cells, options=kept(tmp_path))
+    interrupt_after(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        small_fit(simulated_cells, seed=1, options=kept(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fold_1", "mine.txt"]
 
 
 def test_folds_hold_out_conditions_of_all_sizes_once():
