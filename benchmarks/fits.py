@@ -34,11 +34,15 @@ class Recipe:
     n_top_genes: int | None = 2000
     n_cells: int = 512
     accelerator: str = "auto"
+    distribution_weight: float | None = None
+    network_is_used: bool = True
 
     @property
     def train(self) -> TrainConfig:
         """Settings of training; ``steps`` replaces only the most steps, and looks if need be."""
         usual = TrainConfig()
+        if self.distribution_weight is not None:
+            usual = replace(usual, distribution_weight=self.distribution_weight)
         if self.steps is None:
             return usual
         return replace(usual, max_steps=self.steps, check_every=min(usual.check_every, self.steps))
@@ -52,6 +56,7 @@ class Recipe:
             "n_top_genes": self.n_top_genes,
             "n_cells": self.n_cells,
             "accelerator": self.accelerator,
+            "network_is_used": self.network_is_used,
             "source": SOURCE,
             "packages": versions(DECISIVE),
         }
@@ -99,6 +104,8 @@ def fit_and_predict(
     model = SetDiffusion(registry)
     with listening() as lines:
         seconds_fit = timed_fit(model, adata, holdout=wanted.holdout, recipe=recipe, seed=seed)
+        if not recipe.network_is_used:
+            model.fitted.dependence = 0.0
         pred, seconds_predict = timed_prediction(
             model,
             adata,
