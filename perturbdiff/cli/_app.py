@@ -10,7 +10,7 @@ from perturbdiff._constants import VERSION
 from perturbdiff._errors import ConfigError
 from perturbdiff.cli._files import DATASETS, check_out, known_dataset, read, write
 from perturbdiff.cli._options import Config, Overrides, Overwrite, Seed, Verbose
-from perturbdiff.cli._runs import fitted, settings_of, tune
+from perturbdiff.cli._runs import fitted, sampling, settings_of, tune
 from perturbdiff.cli._show import draw, plainly, say, show_scores
 from perturbdiff.config._labels import read_context, read_labels
 
@@ -110,7 +110,7 @@ def fit(
     n_top_genes: Annotated[int | None, typer.Option(help="Variable genes to work on.")] = None,
     seed: Seed = None,
     checkpoint_dir: Annotated[
-        Path | None, typer.Option(help="Where the last checkpoint is kept.")
+        Path | None, typer.Option(help="Where checkpoints are kept, to --resume from.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint that is there.")
@@ -161,7 +161,7 @@ def predict(
         typer.Option(help="Context as cell_type=NK,donor=1; repeatable. All where left out."),
     ] = None,
     n_cells: Annotated[int, typer.Option(help="Cells of each condition.")] = 256,
-    seed: Annotated[int, typer.Option(help="Of all noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all noise.")] = 0,
     doses: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
     times: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="File of the predicted cells.")] = Path(
@@ -177,7 +177,7 @@ def predict(
     cell_type=NK --out predicted.h5ad
     """
     with plainly(verbose=verbose):
-        run = settings_of(None, overrides, {})
+        sample = sampling(overrides)
         check_out(out, overwrite=overwrite)
         asked = None if contexts is None else [read_context(text) for text in contexts]
         adata = read(data)
@@ -187,7 +187,7 @@ def predict(
 
         pred = predict_cells(
             adata, load(model), perturbations=perturbations, contexts=asked, n_cells=n_cells,
-            seed=seed, doses=doses, times=times, sample=run.sample,
+            seed=seed, doses=doses, times=times, sample=sample,
         )  # fmt: skip
         write(pred, out)
         say(f"{pred.n_obs} cells of {pred.n_vars} genes are in {out}.")
@@ -201,7 +201,7 @@ def score(
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for response.png and embedding.png.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of subsampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of subsampling.")] = 0,
     overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:

@@ -13,19 +13,27 @@ DATASETS = {
     "kang2018_small": "2,999 blood cells, 1,500 genes, with and without interferon-beta; shipped",
     "kang2018": "13,999 blood cells, 14,053 genes, the whole of it; obtained once, through pip",
 }
+NO_DATA = (
+    "name an .h5ad file with its columns and scale, as in: perturbdiff fit cells.h5ad "
+    "--perturbation-key condition --control ctrl --covariate-keys cell_type --scale counts; "
+    f"or a data set ({', '.join(DATASETS)}), or a run that ships with the package, as in: "
+    "perturbdiff fit --config demo"
+)
 
 
 def read(source: str) -> "AnnData":
     """A file, or a data set by its name."""
     import anndata
 
+    if not source:
+        raise ConfigError("data", source, rule=NO_DATA)
     if source in DATASETS:
         from perturbdiff.data import datasets as shipped
 
         adata: AnnData = getattr(shipped, source)()
         return adata
     path = Path(source)
-    if not source or not path.is_file():
+    if not path.is_file():
         if path.suffix or os.sep in source:
             raise ConfigError("file", source, rule="is not there")
         known_dataset(source)

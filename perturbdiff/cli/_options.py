@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-Seed = Annotated[int | None, typer.Option(help="Of all randomness; 0 unless the config says.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all randomness; 0 unless the config says.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is being done.")]
 Overrides = Annotated[

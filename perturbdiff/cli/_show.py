@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from perturbdiff._constants import CHOICE, LAST_CHECKPOINT
 from perturbdiff._errors import PerturbDiffError
 from perturbdiff._logging import logger
 
@@ -41,11 +42,19 @@ def plainly(*, verbose: bool, resumable: Path | None = None) -> Iterator[None]:
         typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(USER_ERROR) from None
     except KeyboardInterrupt:
-        hint = f" Go on with --checkpoint-dir {resumable} --resume." if resumable else ""
-        typer.echo(f"Interrupted.{hint}", err=True)
+        typer.echo(f"Interrupted.{_way_on(resumable)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         logger.setLevel(level)
+
+
+def _way_on(directory: Path | None) -> str:
+    """How to go on after an interruption, where that is possible."""
+    if directory is None:
+        return ""
+    if any(next(directory.rglob(name), None) for name in (LAST_CHECKPOINT, CHOICE)):
+        return f" Go on with --checkpoint-dir {directory} --resume."
+    return " No checkpoint was written yet: start again, without --resume."
 
 
 def draw(pred: "AnnData", reference: "AnnData", folder: Path) -> None:

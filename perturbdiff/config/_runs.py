@@ -52,10 +52,12 @@ class DataConfig:
         ConfigError
             When the perturbation column or the control label is not named.
         """
-        for name in ("perturbation_key", "control"):
+        needed = {"perturbation_key": "--perturbation-key", "control": "--control"}
+        for name, option in needed.items():
             if not getattr(self, name):
+                rule = f"must be named, in a file of settings or with {option}"
                 field_name = f"data.{name}"
-                raise ConfigError(field_name, getattr(self, name), rule="must be named")
+                raise ConfigError(field_name, getattr(self, name), rule=rule)
         names = (
             "perturbation_key", "control", "covariate_keys", "scale", "layer", "separator",
             "library_size_key", "dose_key", "time_key", "embedding_key",

@@ -142,7 +142,9 @@ BAD = {
     "no such file": (["fit", "none.h5ad", *COLUMNS], "is not there"),
     "no such data set": (["fit", "kang", *COLUMNS], "kang2018"),
     "not an h5ad": (["fit", "{text}", *COLUMNS], "cannot be read"),
-    "no column named": (["fit", "{cells}"], "perturbation_key"),
+    "nothing named": (["fit"], "perturbdiff fit cells.h5ad --perturbation-key"),
+    "no column named": (["fit", "{cells}"], "--perturbation-key"),
+    "no control named": (["fit", "{cells}", "--perturbation-key", "perturbation"], "--control"),
     "unknown column": (
         ["fit", "{cells}", "--perturbation-key", "perturbations", "--control", "control"],
         "'perturbation'",
@@ -157,6 +159,24 @@ BAD = {
     "wrong scale": (["fit", "{cells}", *COLUMNS, "--scale", "log1p_cp10k"], "scale|log1p"),
     "something is there": (["fit", "{cells}", *COLUMNS, "--out", "{text}"], "--overwrite"),
     "resume from nowhere": (["fit", "{cells}", *COLUMNS, "--resume"], "checkpoint"),
+    "resume from an empty folder": (
+        ["fit", "{cells}", *COLUMNS, "--checkpoint-dir", "empty", "--resume"],
+        "no checkpoint in empty to go on from",
+    ),
+    "a setting without a say": (
+        [
+            "predict", "{cells}", "--model", "{bundle}", "--perturbations", "P1",
+            "--set", "train.max_steps=9",
+        ],
+        "only settings of sample",
+    ),
+    "a misspelt setting of sampling": (
+        [
+            "predict", "{cells}", "--model", "{bundle}", "--perturbations", "P1",
+            "--set", "sample.n_step=9",
+        ],
+        "'n_steps'",
+    ),
     "no model": (["predict", "{cells}", "--model", "none", "--perturbations", "P1"], "none"),
     "unknown perturbation": (
         ["predict", "{cells}", "--model", "{bundle}", "--perturbations", "P11"],
@@ -224,28 +244,46 @@ MAIN = (
 
 
 @pytest.mark.slow
-def test_an_interrupted_fit_keeps_its_last_checkpoint_and_goes_on(cells, tmp_path):
+@pytest.mark.parametrize(
+    ("awaited", "held", "steps"), [("fold_1/last.ckpt", "T1", 40), ("last.ckpt", "T2", 600)]
+)
+def test_an_interrupted_fit_keeps_its_last_checkpoint_and_goes_on(
+    cells, tmp_path, awaited, held, steps
+):
+    """In an inner fold and in the final run: what is promised then works."""
     out, kept = tmp_path / "bundle", tmp_path / "kept"
     words = [
         sys.executable, "-c", MAIN, "fit", cells, "--out", out, *COLUMNS,
-        "--holdout", "cell_type=T1", "--holdout", "cell_type=T2", "--checkpoint-dir", kept,
-        *settings("train.max_steps=600"),
+        "--holdout", "cell_type=T1", "--holdout", f"cell_type={held}", "--checkpoint-dir", kept,
+        *settings(f"train.max_steps={steps}", "train.patience=20"),
     ]  # fmt: skip
     words = [str(word) for word in words]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    last = kept / "last.ckpt"
     deadline = time.monotonic() + 120
-    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not (kept / awaited).exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "--resume" in said
+    assert f"Go on with --checkpoint-dir {kept} --resume" in said
     assert "Traceback" not in said
-    assert last.exists()
     assert not out.exists()
     done = subprocess.run(
         [*words, "--resume"], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert set(ptd.load(out).registry.covariates[0].levels) >= {"T1", "T2"}
+    assert ptd.load(out).fitted.steps > 0
+
+
+def test_an_interruption_before_the_first_checkpoint_promises_nothing(cells, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perturbdiff.model.SetDiffusion.fit", interrupt)
+    words = ["fit", cells, *COLUMNS, "--out", tmp_path / "bundle"]
+    done = run(*words, "--checkpoint-dir", tmp_path / "kept")
+    assert done.exit_code == 130
+    assert done.stderr == (
+        "Interrupted. No checkpoint was written yet: start again, without --resume.\n"
+    )
+    assert run(*words).stderr == "Interrupted.\n"
