@@ -92,6 +92,10 @@ class MetricError(PerturbDiffError, ValueError):
     """A score is not defined for these inputs."""
 
 
+class ConstraintError(PerturbDiffError, ValueError):
+    """A constraint cannot hold, contradicts another, or was asked for what it does not offer."""
+
+
 class DownloadError(PerturbDiffError, OSError):
     """A data set could not be obtained; the message holds the one command to run."""
 

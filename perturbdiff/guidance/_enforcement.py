@@ -1,0 +1,223 @@
+"""How constraints are enforced: softly, hard, by search, or several of these together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perturbdiff._errors import ConfigError, ConstraintError
+
+
+def _whole(name: str, value: int, least: int) -> None:
+    if value != int(value) or value < least:
+        raise ConfigError(name, value, rule=f"must be a whole number, at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soft:
+    """Lower violations by the gradient of the energy on the denoised estimate; promise nothing.
+
+    Parameters
+    ----------
+    strength
+        1 goes to where the violation would vanish if it were linear: a Polyak step, whose size
+        does not depend on units. 0 is off.
+    window
+        Share of the run in which it acts, from its start at 0 to its end at 1.
+    through_network
+        Follow the gradient through the network, which moves estimates along the network's own
+        uncertainty, at about three times the cost of a call; or take it at the estimate.
+    margin
+        How far inside the range to aim for population means, in standard errors of a set's counts.
+    """
+
+    strength: float = 1.0
+    window: tuple[float, float] = (0.0, 1.0)
+    through_network: bool = False
+    margin: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.strength >= 0:
+            raise ConfigError("Soft.strength", self.strength, rule="must be at least 0")
+        if not 0 <= self.window[0] < self.window[1] <= 1:
+            raise ConfigError("Soft.window", self.window, rule="must rise and lie in [0, 1]")
+        if not self.margin >= 0:
+            raise ConfigError("Soft.margin", self.margin, rule="must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hard:
+    """Project at every step and after the last one: a promise, for what can be projected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOf:
+    """Candidates from the start; the first that satisfies, or the least violating.
+
+    Parameters
+    ----------
+    n
+        Candidates a set.
+    """
+
+    n: int = 4
+
+    def __post_init__(self) -> None:
+        _whole("BestOf.n", self.n, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """Candidates that share their first steps and then part with fresh noise.
+
+    Parameters
+    ----------
+    k
+        Candidates a set.
+    share
+        Steps that they share.
+    """
+
+    k: int = 4
+    share: int = 9
+
+    def __post_init__(self) -> None:
+        _whole("Branch.k", self.k, 1)
+        _whole("Branch.share", self.share, 0)
+
+    def cost(self, n_steps: int, *, heun: bool = False) -> float:
+        """Network calls in units of one trajectory."""
+        s, k = self.share, self.k
+        if heun and s < n_steps:
+            return (2 * s + k * (2 * (n_steps - s) - 1)) / (2 * n_steps - 1)
+        return 1.0 if s == n_steps else k - (k - 1) * s / n_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Particles:
+    """Feynman-Kac steering (Singhal et al., 2025): particles of a set are resampled as they go.
+
+    Runs with the stochastic sampler, since copies of a particle must part.
+
+    Parameters
+    ----------
+    n
+        Particles a set.
+    temperature
+        Weights are ``exp(-energy / temperature)``.
+    resample_below
+        Resample the particles of a set when their effective number is below this share of n.
+    """
+
+    n: int = 4
+    temperature: float = 0.1
+    resample_below: float = 0.5
+
+    def __post_init__(self) -> None:
+        _whole("Particles.n", self.n, 1)
+        if not self.temperature > 0:
+            raise ConfigError("Particles.temperature", self.temperature, rule="must be above 0")
+        if not 0 <= self.resample_below <= 1:
+            rule = "must be from 0 to 1"
+            name = "Particles.resample_below"
+            raise ConfigError(name, self.resample_below, rule=rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthFirst:
+    """Depth-first search: follow a trajectory while it promises well, else go back and fork.
+
+    Parameters
+    ----------
+    budget
+        Network calls a set, at most; at least one trajectory is always finished.
+    width
+        Children of a node.
+    levels
+        Places along the run where candidates are judged, the end among them.
+    """
+
+    budget: int = 72
+    width: int = 3
+    levels: int = 3
+
+    def __post_init__(self) -> None:
+        _whole("DepthFirst.budget", self.budget, 1)
+        _whole("DepthFirst.width", self.width, 1)
+        _whole("DepthFirst.levels", self.levels, 1)
+
+
+Search = BestOf | Branch | Particles | DepthFirst
+Way = Soft | Hard | Search
+NAMED: dict[str, type[Way]] = {
+    "soft": Soft,
+    "hard": Hard,
+    "best_of": BestOf,
+    "branch": Branch,
+    "particles": Particles,
+    "depth_first": DepthFirst,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enforcement:
+    """At most one way of each kind."""
+
+    soft: Soft | None = None
+    hard: bool = False
+    search: Search | None = None
+
+    @property
+    def method(self) -> str:
+        """Names of the ways, for reports."""
+        names = {kind: name for name, kind in NAMED.items()}
+        ways = [self.soft, self.search]
+        parts = [names[type(way)] for way in ways if way is not None]
+        return "+".join([*parts, *(["hard"] if self.hard else [])]) or "none"
+
+
+def enforcement(
+    ways: "str | Way | Sequence[str | Way] | None", *, projects: bool, promised: Sequence[str]
+) -> Enforcement:
+    """How to enforce, from what a user said.
+
+    Parameters
+    ----------
+    ways
+        Names or settings of ways; ``None`` is hard where everything projects, and else the best
+        of a few for what does not.
+    projects
+        Whether all constraints can be projected.
+    promised
+        Texts of constraints that cannot, for the message.
+
+    Returns
+    -------
+    One way of each kind.
+
+    Raises
+    ------
+    ConfigError
+        When a name is unknown, or two ways of a kind are given.
+    """
+    if ways is None:
+        return Enforcement(hard=True, search=None if projects else BestOf())
+    listed = [ways] if isinstance(ways, str) or not isinstance(ways, Sequence) else list(ways)
+    made = [_way(way) for way in listed]
+    soft = [way for way in made if isinstance(way, Soft)]
+    search = [way for way in made if not isinstance(way, Soft | Hard)]
+    if len(soft) > 1 or len(search) > 1:
+        raise ConfigError("enforce", listed, rule="must hold one way of each kind at most")
+    hard = any(isinstance(way, Hard) for way in made)
+    if hard and not projects:
+        msg = f"{promised[0]}: cannot be projected, so it cannot be enforced hard. Use a search."
+        raise ConstraintError(msg)
+    return Enforcement(
+        soft=soft[0] if soft else None, hard=hard, search=search[0] if search else None
+    )
+
+
+def _way(way: "str | Way") -> Way:
+    if not isinstance(way, str):
+        return way
+    if way not in NAMED:
+        raise ConfigError("enforce", way, rule=f"must be one of {', '.join(NAMED)}")
+    return NAMED[way]()
