@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff._errors import ConfigError, UnknownKeyError
+from perturbdiff.config._checks import whole_number
 from perturbdiff.config._settings import NetworkConfig, SampleConfig, TrainConfig
 from perturbdiff.config._yaml import from_mapping, read_yaml, with_overrides
 
@@ -87,8 +88,8 @@ class RunConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.n_cells < 1:
-            raise ConfigError("n_cells", self.n_cells, rule="must be at least 1")
+        whole_number("n_cells", self.n_cells, least=1)
+        whole_number("seed", self.seed, least=0)
 
 
 _PARTS: dict[str, type] = {
@@ -141,10 +142,7 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
         for part, kind in _PARTS.items()
         if part in settings
     }
-    plain = {name: settings[name] for name in _PLAIN if name in settings}
-    for name, value in plain.items():
-        if type(value) is not int:
-            raise ConfigError(name, value, rule="must be a whole number")
+    plain = {name: whole_number(name, settings[name]) for name in _PLAIN if name in settings}
     return RunConfig(**parts, **plain)
 
 

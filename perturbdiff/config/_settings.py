@@ -1,30 +1,31 @@
 """What can be set about the network, the training and the sampling."""
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar
 
 from perturbdiff._errors import ConfigError
 from perturbdiff._typing import LikelihoodName, OrderName, SamplerName
+from perturbdiff.config._checks import Settings
 
 
-def _at_least(owner: object, section: str, **least: float) -> None:
+def _at_least(owner: Settings, **least: float) -> None:
     for name, bound in least.items():
         value: Any = getattr(owner, name)
         if not value >= bound:
-            field = f"{section}.{name}"
+            field = f"{owner.section}.{name}"
             raise ConfigError(field, value, rule=f"must be at least {bound}")
 
 
-def _share(owner: object, section: str, *names: str) -> None:
+def _share(owner: Settings, *names: str) -> None:
     for name in names:
         value: Any = getattr(owner, name)
         if not 0 <= value <= 1:
-            field = f"{section}.{name}"
+            field = f"{owner.section}.{name}"
             raise ConfigError(field, value, rule="must be between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
+class NetworkConfig(Settings):
     """Shape of the denoiser.
 
     Parameters
@@ -39,6 +40,8 @@ class NetworkConfig:
         Width of the hidden layer of each block, in units of ``width``.
     """
 
+    section: ClassVar[str] = "network"
+
     n_axes: int = 40
     n_response_axes: int = 30
     width: int = 96
@@ -47,8 +50,9 @@ class NetworkConfig:
     expansion: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _at_least(
-            self, "network", n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
+            self, n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
             expansion=1,
         )  # fmt: skip
         if self.width % self.n_heads:
@@ -57,7 +61,7 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(Settings):
     """Shape of the causal decoder, and the order in which it says genes.
 
     Parameters
@@ -83,6 +87,8 @@ class DecoderConfig:
         Numbers learned about each gene.
     """
 
+    section: ClassVar[str] = "decoder"
+
     order: OrderName = "coexpression"
     order_seed: int = 0
     likelihood: LikelihoodName = "bins"
@@ -98,16 +104,10 @@ class DecoderConfig:
     gene_width: int = 16
 
     def __post_init__(self) -> None:
-        if self.order not in get_args(OrderName):
-            raise ConfigError(
-                "decoder.order", self.order, rule=f"must be one of {', '.join(get_args(OrderName))}"
-            )
-        if self.likelihood not in get_args(LikelihoodName):
-            rule = f"must be one of {', '.join(get_args(LikelihoodName))}"
-            raise ConfigError("decoder.likelihood", self.likelihood, rule=rule)
-        _share(self, "decoder", "smoothing")
+        super().__post_init__()
+        _share(self, "smoothing")
         _at_least(
-            self, "decoder", n_bins=6, n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
+            self, n_bins=6, n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
             control_expansion=1, hidden=0, gene_width=1,
         )  # fmt: skip
         if self.width % self.n_heads:
@@ -116,7 +116,7 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """How the denoiser is trained.
 
     Parameters
@@ -142,6 +142,8 @@ class TrainConfig:
         Noise on the direction of the effect prior, which is never quite right at test time.
     """
 
+    section: ClassVar[str] = "train"
+
     max_steps: int = 800
     check_every: int = 100
     patience: int = 2
@@ -159,16 +161,17 @@ class TrainConfig:
     shift_noise: float = 0.3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _at_least(
-            self, "train", max_steps=1, check_every=1, patience=1, n_sets=1, set_size=2,
+            self, max_steps=1, check_every=1, patience=1, n_sets=1, set_size=2,
             n_controls=1, learning_rate=0, weight_decay=0, warmup_steps=0, distribution_weight=0,
             shift_noise=0,
         )  # fmt: skip
-        _share(self, "train", "ema_decay", "drop_condition", "drop_partner", "drop_identity")
+        _share(self, "ema_decay", "drop_condition", "drop_partner", "drop_identity")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleConfig:
+class SampleConfig(Settings):
     """How cells are sampled.
 
     Parameters
@@ -183,6 +186,8 @@ class SampleConfig:
         Cells generated jointly.
     """
 
+    section: ClassVar[str] = "sample"
+
     sampler: SamplerName = "dpmpp_2m"
     n_steps: int = 18
     sigma_min: float = 0.05
@@ -192,7 +197,36 @@ class SampleConfig:
     set_size: int = 32
 
     def __post_init__(self) -> None:
-        _at_least(self, "sample", n_steps=1, set_size=1, guidance_scale=0)
+        super().__post_init__()
+        _at_least(self, n_steps=1, set_size=1, guidance_scale=0)
         if not 0 < self.sigma_min < self.sigma_max:
             rule = f"must be above 0 and below sigma_max = {self.sigma_max}"
             raise ConfigError("sample.sigma_min", self.sigma_min, rule=rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig(Settings):
+    """How an autoregressive model says cells.
+
+    Parameters
+    ----------
+    temperature, top_p
+        1 is the model as trained; less makes what is likely more so.
+    set_size
+        Cells that share a key of a set, as in :class:`SampleConfig`.
+    """
+
+    section: ClassVar[str] = "decode"
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    set_size: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, set_size=1)
+        for name in ("temperature", "top_p"):
+            if not getattr(self, name) > 0:
+                field = f"decode.{name}"
+                raise ConfigError(field, getattr(self, name), rule="must be above 0")
+        _share(self, "top_p")

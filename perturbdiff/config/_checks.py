@@ -1,0 +1,81 @@
+"""Checks of single values, by name: whole numbers, numbers, choices."""
+
+import math
+from dataclasses import fields
+from operator import index
+from typing import Any, ClassVar, Literal, Self, SupportsFloat, get_args, get_origin, get_type_hints
+
+from perturbdiff._errors import ConfigError, UnknownKeyError
+
+
+def whole_number(name: str, value: object, *, least: int | None = None) -> int:
+    """The value as an integer, refused where it is none.
+
+    Parameters
+    ----------
+    name
+        What it is called, for the message.
+    value
+        Python's or NumPy's integer; neither a truth value, nor a fraction, nor text.
+    least
+        Smallest allowed.
+
+    Returns
+    -------
+    A plain integer.
+
+    Raises
+    ------
+    ConfigError
+        When it is no whole number, or below the smallest allowed.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
+        raise ConfigError(name, value, rule="must be a whole number")
+    if least is not None and number < least:
+        raise ConfigError(name, value, rule=f"must be at least {least}")
+    return number
+
+
+def finite_number(name: str, value: object) -> float:
+    """The value as a float, refused where it is no finite number.
+
+    Raises
+    ------
+    ConfigError
+        When it is text, a truth value, NaN or infinite.
+    """
+    sound = isinstance(value, SupportsFloat) and not isinstance(value, bool | str)
+    number = float(value) if sound else math.nan  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ConfigError(name, value, rule="must be a number")
+    return number
+
+
+class Settings:
+    """Base of frozen dataclasses whose names and types are checked however they are made."""
+
+    section: ClassVar[str]
+
+    def __new__(cls, *_: Any, **values: Any) -> Self:
+        """Refuse a name that is no setting, with the nearest that is."""
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise UnknownKeyError(cls.__name__, name, known=known)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is ClassVar:
+                continue
+            value, place = getattr(self, name), f"{self.section}.{name}"
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                raise ConfigError(place, value, rule=f"must be one of {', '.join(get_args(kind))}")
+            if kind is int:
+                object.__setattr__(self, name, whole_number(place, value))
+            elif kind is float:
+                object.__setattr__(self, name, finite_number(place, value))
