@@ -1,8 +1,9 @@
-"""A fitted set diffusion model: everything that answering needs, and nothing else.
+"""A fitted model: everything that answering needs, and nothing else.
 
 G genes, K latent axes.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from perturbdiff._random import gene_lanes
-from perturbdiff.config import NetworkConfig, SampleConfig
+from perturbdiff.config import DecodeConfig, NetworkConfig, SampleConfig
 from perturbdiff.data import Condition
 from perturbdiff.diffusion import Preconditioned
 from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._questions import Controls, partner_rows, shown_controls
 from perturbdiff.model._response import PlanCache, ResponseCells, ResponsePlan, solve_response
-from perturbdiff.model._sampling import LatentSampler, LatentTask
+from perturbdiff.model._sampling import LatentSampler, LatentTask, Sampler
 from perturbdiff.nn import ExpressionCodec
 from perturbdiff.prior import (
     Additive,
@@ -53,16 +54,14 @@ class Recipe:
     task: LatentTask
     controls: Controls
     target: Target
-    config: SampleConfig
+    config: SampleConfig | DecodeConfig
     seed: int
 
 
 @dataclass(kw_only=True, eq=False)
-class Fitted:
-    """Weights, priors and axes of a fitted model."""
+class Responding:
+    """Priors and axes of a fitted model, and the way from latent responses to counts."""
 
-    network: NetworkConfig
-    denoiser: Preconditioned
     codec: ExpressionCodec
     vocabulary: Vocabulary
     mean: Float[np.ndarray, " genes"]
@@ -75,8 +74,12 @@ class Fitted:
     steps: int = 0  # that the weights were trained for
 
     def __post_init__(self) -> None:
-        self.sampler = LatentSampler(self.denoiser, self.vocabulary, self.n_shown)
         self.plans = PlanCache()
+
+    @property
+    @abstractmethod
+    def sampler(self) -> Sampler:
+        """Makes latent responses."""
 
     @cached_property
     def baselines(self) -> list[Baseline]:
@@ -108,7 +111,7 @@ class Fitted:
         targets: Sequence[Target],
         *,
         n_cells: int,
-        config: SampleConfig,
+        config: SampleConfig | DecodeConfig,
         seed: int,
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Counts and library sizes of the cells of each condition, and the network calls made.
@@ -204,3 +207,16 @@ class Fitted:
         n_sets = -(-n_cells // recipe.config.set_size)
         cells = self.cells(recipe, latent[:n_sets])
         return plan.draw(cells)[:n_cells], cells.library_size[:n_cells]
+
+
+@dataclass(kw_only=True, eq=False)
+class Fitted(Responding):
+    """A fitted set diffusion model: weights beside priors and axes."""
+
+    network: NetworkConfig
+    denoiser: Preconditioned
+
+    @cached_property
+    def sampler(self) -> LatentSampler:
+        """Samples by diffusion."""
+        return LatentSampler(self.denoiser, self.vocabulary, self.n_shown)

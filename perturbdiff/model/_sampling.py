@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from perturbdiff._batch import Context, Denoiser
 from perturbdiff._random import cell_keys
-from perturbdiff.config import SampleConfig
+from perturbdiff.config import DecodeConfig, SampleConfig
 from perturbdiff.data import Condition
 from perturbdiff.diffusion import Preconditioned, State, karras_schedule, sample
 from perturbdiff.guidance import ClassifierFreeGuidance, CountCalls, wrap
@@ -40,9 +40,78 @@ class LatentTask:
     shift: Float[Tensor, " latent"]
     digest: str  # of the control cells
 
-    def keys(self, sets: Sequence[int], config: SampleConfig, seed: int) -> Tensor:
+    def keys(self, sets: Sequence[int], config: SampleConfig | DecodeConfig, seed: int) -> Tensor:
         """Noise stream of every cell of some sets."""
         return cell_keys(seed, self.condition.name, list(sets), n_cells=config.set_size)
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Makes latent responses of sets."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
+
+    def sample(
+        self,
+        tasks: Sequence[Any],
+        sets: Sequence[Sequence[int]],
+        config: Any,
+        *,
+        seed: int,
+    ) -> tuple[list[Float[Tensor, "sets cells latent"]], int]:
+        """Latent responses of some sets of each task, and the network calls made."""
+        ...
+
+
+def set_contexts(
+    task: LatentTask,
+    sets: Sequence[int],
+    *,
+    vocabulary: Vocabulary,
+    n_shown: int,
+    set_size: int,
+    most_members: int,
+) -> Context:
+    """What a network is told about some sets of a task.
+
+    Parameters
+    ----------
+    task
+        Condition.
+    sets
+        Numbers of the sets.
+    vocabulary
+        Codes of conditions.
+    n_shown
+        Control cells that the network is shown.
+    set_size
+        Cells a set.
+    most_members
+        Members of the largest combination in the batch.
+
+    Returns
+    -------
+    One row a set, control cells not encoded.
+    """
+    cells = torch.tensor(sets)[:, None] * set_size + torch.arange(set_size)
+    members = vocabulary.members(task.condition)
+    one = Context(
+        partner=torch.zeros(1, set_size, task.control.shape[1]),
+        has_partner=torch.ones(1, dtype=torch.bool),
+        control=pad(task.control[task.shown], (0, 0, 0, n_shown - len(task.shown)))[None],
+        control_mask=(torch.arange(n_shown) < len(task.shown))[None],
+        mask=torch.ones(1, set_size, dtype=torch.bool),
+        shift=task.shift[None],
+        members=pad(members, (0, most_members - len(members)))[None],
+        features=vocabulary.numbers(task.condition)[None],
+        covariates=vocabulary.covariates(task.condition)[None],
+        conditional=torch.ones(1, dtype=torch.bool),
+    )
+    many = one[torch.zeros(len(sets), dtype=torch.int64)]
+    return replace(many, partner=task.control[task.partners[cells]])
 
 
 @dataclass(eq=False)
@@ -141,25 +210,12 @@ class LatentSampler:
         self, task: LatentTask, sets: list[int], config: SampleConfig, *, most_members: int
     ) -> Context:
         """Context of some sets of a task, on the device, control cells encoded."""
-        n_sets, size, vocabulary = len(sets), config.set_size, self.vocabulary
-        cells = torch.tensor(sets)[:, None] * size + torch.arange(size)
-        missing = self.n_shown - len(task.shown)
-        members = vocabulary.members(task.condition)
-        one = Context(
-            partner=torch.zeros(1, size, task.control.shape[1]),
-            has_partner=torch.ones(1, dtype=torch.bool),
-            control=pad(task.control[task.shown], (0, 0, 0, missing))[None],
-            control_mask=(torch.arange(self.n_shown) < len(task.shown))[None],
-            mask=torch.ones(1, size, dtype=torch.bool),
-            shift=task.shift[None],
-            members=pad(members, (0, most_members - len(members)))[None],
-            features=vocabulary.numbers(task.condition)[None],
-            covariates=vocabulary.covariates(task.condition)[None],
-            conditional=torch.ones(1, dtype=torch.bool),
-        ).to(self.device)
-        one = replace(one, memory=self._remembered(task, one))
-        many = one[torch.zeros(n_sets, dtype=torch.int64, device=self.device)]
-        return replace(many, partner=task.control[task.partners[cells]].to(self.device))
+        many = set_contexts(
+            task, sets, vocabulary=self.vocabulary, n_shown=self.n_shown,
+            set_size=config.set_size, most_members=most_members,
+        ).to(self.device)  # fmt: skip
+        first = torch.zeros(len(sets), dtype=torch.int64, device=self.device)
+        return replace(many, memory=self._remembered(task, many[:1])[first])
 
     def _remembered(self, task: LatentTask, context: Context) -> Tensor:
         """Encoded control cells of a context, kept for its other perturbations and sets."""

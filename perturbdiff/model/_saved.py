@@ -1,4 +1,4 @@
-"""What a fitted set diffusion model is made of, as plain values and tensors, and back.
+"""What a fitted model is made of, as plain values and tensors, and back.
 
 Of the training cells only means, variances and numbers of cells per condition are kept; what the
 priors learned from single control cells is kept as coefficients.
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from perturbdiff.config import NetworkConfig, TrainConfig
 from perturbdiff.data import Condition, Registry
-from perturbdiff.model._fitted import Fitted
+from perturbdiff.model._fitted import Fitted, Responding
 from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._learning import new_task
 from perturbdiff.model._training_data import prior_features
@@ -27,13 +27,19 @@ _ARRAYS = ("mean", "loadings")
 _NUMBERS = ("dependence", "n_shown", "steps")
 
 
-def fitted_parts(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def fitted_parts(
+    fitted: Responding, network: nn.Module, *, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Plain values and tensors of a fitted model.
 
     Parameters
     ----------
     fitted
         What was learnt.
+    network
+        Its network.
+    settings
+        More plain values, the shape of the network among them.
 
     Returns
     -------
@@ -48,23 +54,25 @@ def fitted_parts(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Tensor]]:
         prior |= {f"classifier.{number}.{key}": value for key, value in classifier.items()}
     plain, arrays = _apart(prior)
     tensors = {
-        **_prefixed("denoiser", fitted.denoiser.state_dict()),
-        **_prefixed("codec", fitted.codec.state_dict()),
-        **_prefixed("prior", _tensors(arrays)),
-        **_prefixed("dispersion", _tensors(vars(fitted.dispersion))),
+        **prefixed("denoiser", network.state_dict()),
+        **prefixed("codec", fitted.codec.state_dict()),
+        **prefixed("prior", _tensors(arrays)),
+        **prefixed("dispersion", _tensors(vars(fitted.dispersion))),
         **_tensors({name: getattr(fitted, name) for name in _ARRAYS}),
     }
-    settings: dict[str, Any] = {
-        "network": asdict(fitted.network),
-        **{name: getattr(fitted, name) for name in _NUMBERS},
-    }
-    return {"settings": settings, "prior": plain}, tensors
+    numbers = {name: getattr(fitted, name) for name in _NUMBERS}
+    return {"settings": {**settings, **numbers}, "prior": plain}, tensors
 
 
-def restore_fitted(
+def diffusion_parts(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Plain values and tensors of a fitted set diffusion model."""
+    return fitted_parts(fitted, fitted.denoiser, settings={"network": asdict(fitted.network)})
+
+
+def restore_diffusion(
     registry: Registry, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Fitted:
-    """The model that :func:`fitted_parts` was taken from; nothing is fitted again.
+    """The model that :func:`diffusion_parts` was taken from; nothing is fitted again.
 
     Parameters
     ----------
@@ -77,30 +85,37 @@ def restore_fitted(
     -------
     A model on the CPU.
     """
+    shared = restore_shared(registry, plain, tensors)
+    network = NetworkConfig(**plain["settings"]["network"])
+    denoiser = new_task(shared["vocabulary"], network, TrainConfig(), seed=0).averaged.eval()
+    denoiser.load_state_dict(under("denoiser", tensors))
+    return Fitted(network=network, denoiser=denoiser, **shared)
+
+
+def restore_shared(
+    registry: Registry, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """What every fitted model holds beside its network, by name."""
     settings = plain["settings"]
-    state = {**plain["prior"], **_numpy(_under("prior", tensors))}
+    state = {**plain["prior"], **_numpy(under("prior", tensors))}
     classifiers = ClassifierCache.from_state(
-        [_under(f"classifier.{number}", state) for number in range(state["classifiers"])]
+        [under(f"classifier.{number}", state) for number in range(state["classifiers"])]
     )
     prior = EffectPrior.from_state(state, classifiers=classifiers)
     features = prior_features(registry.features)
     conditions = [Condition(c.members, c.context.covariates) for c in prior.conditions]
-    vocabulary = Vocabulary.of(registry, conditions, features)
-    network = NetworkConfig(**settings["network"])
-    denoiser = new_task(vocabulary, network, TrainConfig(), seed=0).averaged.eval()
-    denoiser.load_state_dict(_under("denoiser", tensors))
-    return Fitted(
-        network=network,
-        denoiser=denoiser,
-        codec=ExpressionCodec(**_under("codec", tensors)),
-        vocabulary=vocabulary,
-        prior=prior,
-        mixture=MixtureLogRatio(classifiers=classifiers).fit(prior.conditions, features=features),
-        dispersion=ResponseDispersion(**_numpy(_under("dispersion", tensors))),
-        mean=tensors["mean"].numpy(),
-        loadings=tensors["loadings"].numpy(),
+    return {
+        "codec": ExpressionCodec(**under("codec", tensors)),
+        "vocabulary": Vocabulary.of(registry, conditions, features),
+        "prior": prior,
+        "mixture": MixtureLogRatio(classifiers=classifiers).fit(
+            prior.conditions, features=features
+        ),
+        "dispersion": ResponseDispersion(**_numpy(under("dispersion", tensors))),
+        "mean": tensors["mean"].numpy(),
+        "loadings": tensors["loadings"].numpy(),
         **{name: settings[name] for name in _NUMBERS},
-    )
+    }
 
 
 def _apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -117,10 +132,12 @@ def _numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def _prefixed(prefix: str, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def prefixed(prefix: str, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries with a name before theirs."""
     return {f"{prefix}.{key}": value for key, value in entries.items()}
 
 
-def _under(prefix: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+def under(prefix: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries with this name before theirs, without it."""
     start = f"{prefix}."
     return {key.removeprefix(start): v for key, v in entries.items() if key.startswith(start)}

@@ -12,7 +12,16 @@ from perturbdiff._errors import NotFittedError
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
+from perturbdiff.guidance import Constraint
 from perturbdiff.model._bundle import Parts, write_bundle
+from perturbdiff.model._constrained import (
+    Asked,
+    Verify,
+    Ways,
+    Wish,
+    respond_with,
+    with_exact_values,
+)
 from perturbdiff.model._fitted import Fitted
 from perturbdiff.model._learning import Lesson, finished, learn, prepare_lesson
 from perturbdiff.model._predictor import (
@@ -23,7 +32,7 @@ from perturbdiff.model._predictor import (
     require_counts,
     written_baselines,
 )
-from perturbdiff.model._saved import fitted_parts, restore_fitted
+from perturbdiff.model._saved import diffusion_parts, restore_diffusion
 from perturbdiff.model._training_data import prepare
 from perturbdiff.train import SetDiffusionTask, TrainerOptions
 from perturbdiff.train._checkpoint import check_kept
@@ -194,6 +203,8 @@ class SetDiffusion(Predictor):
         times: Sequence[float] | None = None,
         sample: SampleConfig | None = None,
         missing_genes: Literal["refuse", "infer"] = "refuse",
+        constraints: Sequence[Constraint | Verify] = (),
+        enforce: Ways = None,
     ) -> AnnData:
         """Predicted cells of every perturbation in every context.
 
@@ -216,6 +227,13 @@ class SetDiffusion(Predictor):
         missing_genes
             ``"refuse"`` a file that lacks genes of the model, or take the others and predict all
             (``"infer"``): absent genes start from no counts, at the level of known contexts.
+        constraints
+            What the cells shall obey: :class:`~perturbdiff.AtLeast` and the like, or functions of
+            ``(log1p, genes)`` that judge them.
+        enforce
+            ``"soft"``, ``"hard"``, ``"best_of"``, ``"branch"``, ``"particles"``,
+            ``"depth_first"``, settings of these, or several together; ``None`` is hard, and the
+            best of a few sets for what cannot be projected.
 
         Returns
         -------
@@ -226,6 +244,9 @@ class SetDiffusion(Predictor):
         ------
         UnknownLevelError, LabelError
             When a perturbation or context is unknown or has no control cells.
+        ConstraintError
+            When constraints cannot hold, or cannot be enforced as asked; before sampling wherever
+            that can be told.
         """
         config = sample or SampleConfig()
         question = self._ask(
@@ -247,20 +268,19 @@ class SetDiffusion(Predictor):
             known=fitted.prior.conditions,
         )
         own = [controls[condition.context] for condition in question.conditions]
-        targets = [
-            fitted.target(condition, control)
-            for condition, control in zip(question.conditions, own, strict=True)
+        asked = [
+            Asked(condition=c, controls=control, target=fitted.target(c, control))
+            for c, control in zip(question.conditions, own, strict=True)
         ]
-        drawn, nfe = fitted.respond(
-            question.conditions, own, targets, n_cells=n_cells, config=config, seed=seed
-        )
+        wish = Wish.of(constraints, enforce)
+        found = respond_with(fitted, asked, wish, n_cells=n_cells, config=config, seed=seed)
         answers = {
             condition: baseline_means(fitted.baselines, condition, control)
             for condition, control in zip(question.conditions, own, strict=True)
         }
-        return answer(
-            [sp.csr_array(counts.numpy()) for counts, _ in drawn],
-            [size.numpy() for _, size in drawn],
+        pred = answer(
+            [sp.csr_array(counts.round().numpy()) for counts, _ in found.drawn],
+            [size.numpy() for _, size in found.drawn],
             self.registry,
             conditions=question.conditions,
             set_size=config.set_size,
@@ -270,12 +290,13 @@ class SetDiffusion(Predictor):
                 "seed": seed,
                 "sampler": config.sampler,
                 "n_steps": config.n_steps,
-                "nfe": nfe,
+                "nfe": found.nfe,
                 "guidance_scale": config.guidance_scale,
-                "constraint_violation": 0.0,
                 "baselines": written_baselines(answers),
+                **found.notes,
             },
         )
+        return with_exact_values(pred, found)
 
     @property
     def checksum(self) -> str:
@@ -310,7 +331,7 @@ class SetDiffusion(Predictor):
         write_bundle(self._parts(), Path(path))
 
     def _parts(self) -> Parts:
-        plain, arrays = fitted_parts(self.fitted)
+        plain, arrays = diffusion_parts(self.fitted)
         plain["fit"] = {"seed": self.seed, "split_hash": self.split_hash}
         plain["registry"] = self.registry.to_json()
         return Parts(kind=self.kind, plain=plain, arrays=arrays)
@@ -319,7 +340,7 @@ class SetDiffusion(Predictor):
     def from_parts(cls, parts: Parts) -> Self:
         """The model that these are the parts of, on the CPU."""
         model = cls(Registry.from_json(parts.plain["registry"]))
-        model._fitted = restore_fitted(model.registry, parts.plain, parts.arrays)
+        model._fitted = restore_diffusion(model.registry, parts.plain, parts.arrays)
         fit = parts.plain["fit"]
         model.seed, model.split_hash = fit["seed"], fit["split_hash"]
         return model

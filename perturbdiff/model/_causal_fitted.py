@@ -1,0 +1,250 @@
+"""A fitted autoregressive model: decoder, bins and order beside what the siblings share.
+
+B cells, G genes, K latent axes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from perturbdiff._batch import Context
+from perturbdiff._constants import DEPTH
+from perturbdiff._random import uniform
+from perturbdiff.autoregressive import (
+    DrawnOrder,
+    ExpressionBins,
+    GeneOrder,
+    KnownOrder,
+    Sampling,
+    decode,
+)
+from perturbdiff.config import DecodeConfig, DecoderConfig
+from perturbdiff.data import Condition
+from perturbdiff.model._causal_lesson import prior_log_rate
+from perturbdiff.model._fitted import PILOT_CELLS, Responding, Target
+from perturbdiff.model._questions import Controls
+from perturbdiff.model._sampling import LatentTask, set_contexts
+from perturbdiff.nn import CausalDecoder, GeneInputs, KeyValueCache
+
+CELLS_AT_ONCE = 256
+_WITHIN_BIN = 2  # uniform draws of a cell: 0 and 1 belong to transport
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CountTask(LatentTask):
+    """A condition to write: its control cells as counts, and what the prior states."""
+
+    controls: Controls
+    target: Target
+    log_rate: Float[Tensor, " genes"]
+
+
+@dataclass(kw_only=True, eq=False)
+class CausalFitted(Responding):
+    """Weights, bins and order beside priors and axes."""
+
+    network: DecoderConfig
+    decoder: CausalDecoder
+    bins: ExpressionBins
+    order: GeneOrder
+    log_dispersion: Float[Tensor, " genes"]  # that the prior's rates are solved with
+
+    @cached_property
+    def sampler(self) -> "CausalSampler":
+        """Writes cells, and reads their latent responses off them."""
+        return CausalSampler(self)
+
+    def task(
+        self,
+        condition: Condition,
+        controls: Controls,
+        target: Target,
+        *,
+        n_cells: int,
+        seed: int,
+    ) -> CountTask:
+        plain = super().task(condition, controls, target, n_cells=n_cells, seed=seed)
+        mean = torch.from_numpy(target.mean)
+        size = controls.library_size(plain.partners)
+        return CountTask(
+            **vars(plain),
+            controls=controls,
+            target=target,
+            log_rate=prior_log_rate(size, mean, self.log_dispersion),
+        )
+
+    def written(
+        self,
+        conditions: Sequence[Condition],
+        controls: Sequence[Controls],
+        targets: Sequence[Target],
+        *,
+        n_cells: int,
+        config: DecodeConfig,
+        seed: int,
+    ) -> tuple[list[tuple[Tensor, Tensor]], int]:
+        """Counts as the decoder writes them, and library sizes; arguments as for ``respond``."""
+        size = config.set_size
+        n_sets, least = -(-n_cells // size), -(-PILOT_CELLS // size)
+        tasks = [
+            self.task(*each, n_cells=max(n_sets, least) * size, seed=seed)
+            for each in zip(conditions, controls, targets, strict=True)
+        ]
+        counts, calls = self.sampler.counts(tasks, [range(n_sets)] * len(tasks), config, seed=seed)
+        return [
+            (drawn.flatten(0, 1)[:n_cells], task.controls.library_size(task.partners[:n_cells]))
+            for drawn, task in zip(counts, tasks, strict=True)
+        ], calls
+
+
+class CausalSampler:
+    """Writes the cells of sets, many at a time.
+
+    Parameters
+    ----------
+    fitted
+        Model.
+    """
+
+    def __init__(self, fitted: CausalFitted) -> None:
+        self.fitted = fitted
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.fitted.decoder.axes.device
+
+    def sample(
+        self,
+        tasks: Sequence[CountTask],
+        sets: Sequence[Sequence[int]],
+        config: DecodeConfig,
+        *,
+        seed: int,
+    ) -> tuple[list[Float[Tensor, "sets cells latent"]], int]:
+        """Latent responses of the cells that :meth:`counts` writes, and the network calls made."""
+        written, calls = self.counts(tasks, sets, config, seed=seed)
+        encoder, out = self.fitted.codec.encoder.cpu(), []
+        for task, numbers, counts in zip(tasks, sets, written, strict=True):
+            rows = task.partners[_cells_of(numbers, config.set_size)]
+            size = task.controls.library_size(rows.flatten()).view(*rows.shape, 1)
+            out.append(torch.log1p(counts / size * DEPTH).float() @ encoder)
+        return out, calls
+
+    @torch.inference_mode()
+    def counts(
+        self,
+        tasks: Sequence[CountTask],
+        sets: Sequence[Sequence[int]],
+        config: DecodeConfig,
+        *,
+        seed: int,
+    ) -> tuple[list[Int[Tensor, "sets cells genes"]], int]:
+        """Counts of the cells of some sets of each task, and the network calls made.
+
+        Parameters
+        ----------
+        tasks
+            Conditions.
+        sets
+            Numbers of the sets wanted of each.
+        config
+            Temperature, set size.
+        seed
+            Of all draws.
+
+        Returns
+        -------
+        One tensor a task, and the number of calls of the network, prefill among them.
+        """
+        wanted = [(task, number) for task, numbers in enumerate(sets) for number in numbers]
+        n_genes = len(self.fitted.lanes)
+        done = [[torch.zeros(0, config.set_size, n_genes, dtype=torch.int64)] for _ in tasks]
+        calls, at_once = 0, max(1, CELLS_AT_ONCE // config.set_size)
+        for start in range(0, len(wanted), at_once):
+            chunk = [
+                (task, [number for _, number in group])
+                for task, group in groupby(wanted[start : start + at_once], lambda x: x[0])
+            ]
+            named = [(tasks[task], numbers) for task, numbers in chunk]
+            counts, n_calls = self._run(named, config, seed=seed)
+            calls += n_calls
+            for (task, _), part in zip(chunk, counts, strict=True):
+                done[task].append(part)
+        return [torch.cat(parts) for parts in done], calls
+
+    def _run(
+        self,
+        chunk: Sequence[tuple[CountTask, list[int]]],
+        config: DecodeConfig,
+        *,
+        seed: int,
+    ) -> tuple[list[Tensor], int]:
+        """One batch of cells: prefill, then decode."""
+        fitted, size = self.fitted, config.set_size
+        keys = torch.cat([task.keys(sets, config, seed) for task, sets in chunk]).flatten()
+        cache = self.prefilled(chunk, size)
+        way = DrawnOrder if fitted.order.drawn else KnownOrder
+        decoding = way(
+            fitted.decoder,
+            fitted.order,
+            fitted.lanes.to(self.device),
+            sampling=Sampling(temperature=config.temperature, top_p=config.top_p),
+        )
+        bins, calls = decode(decoding, cache, keys.to(self.device))
+        counts = fitted.bins.decode(bins.cpu(), uniform(keys, fitted.lanes, step=_WITHIN_BIN))
+        depth = torch.cat(
+            [
+                task.controls.library_size(task.partners[_cells_of(sets, size)].flatten())
+                for task, sets in chunk
+            ]
+        )
+        counts = torch.minimum(counts, depth.long()[:, None])  # a cell has no more
+        by_set = counts.view(-1, size, counts.shape[1])
+        parts = torch.split(by_set, [len(sets) for _, sets in chunk])
+        return list(parts), calls + 1
+
+    def prefilled(
+        self, chunk: Sequence[tuple[CountTask, Sequence[int]]], set_size: int
+    ) -> KeyValueCache:
+        """Condition and control cells of some sets encoded, with room for every gene."""
+        fitted = self.fitted
+        most = max(len(task.condition.members) for task, _ in chunk)
+        context = Context.join(
+            [
+                set_contexts(
+                    task, sets, vocabulary=fitted.vocabulary, n_shown=fitted.n_shown,
+                    set_size=set_size, most_members=most,
+                )
+                for task, sets in chunk
+            ]
+        )  # fmt: skip
+        genes = GeneInputs.join([self._genes(task, sets, set_size) for task, sets in chunk])
+        return fitted.decoder.prefill(context.to(self.device), genes.to(self.device))
+
+    def _genes(self, task: CountTask, sets: Sequence[int], set_size: int) -> GeneInputs:
+        """What is known about each gene of the cells of some sets."""
+        own = task.controls
+        rows = task.partners[_cells_of(sets, set_size)].flatten()
+        size = own.library_size(rows)
+        level = torch.from_numpy(own.summary.mean).float()
+        mean = torch.from_numpy(task.target.mean).float()
+        partner = torch.log1p(own.counts(rows) / size[:, None] * DEPTH).float() - level
+        if own.panel is not None:  # nothing is known about what was not measured
+            partner = partner * torch.from_numpy(own.panel.present)
+        return GeneInputs(
+            level=level.expand(len(rows), -1),
+            shift=(mean - level).expand(len(rows), -1),
+            partner=partner,
+            log_mean=task.log_rate + size.log().float()[:, None],
+        )
+
+
+def _cells_of(sets: Sequence[int], set_size: int) -> Int[Tensor, "sets cells"]:
+    """Numbers of the cells of some sets."""
+    return torch.tensor(list(sets), dtype=torch.int64)[:, None] * set_size + torch.arange(set_size)
