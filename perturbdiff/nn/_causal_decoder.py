@@ -170,6 +170,7 @@ class CausalDecoder(nn.Module):
     axes: Tensor
     node: Tensor
     node_mass: Tensor
+    node_ways: Tensor
     bin_count: Tensor
 
     def __init__(
@@ -191,6 +192,7 @@ class CausalDecoder(nn.Module):
         self.register_buffer("axes", axes)
         self.register_buffer("node", nodes)
         self.register_buffer("node_mass", mass)
+        self.register_buffer("node_ways", torch.lgamma(nodes + 1), persistent=False)
         self.register_buffer("bin_count", middle)
         # What a gene is, beyond the known axes; the last row is "nothing was said yet".
         self.table = nn.Parameter(torch.randn(self.n_genes + 1, config.gene_width) * 0.1)
@@ -313,19 +315,20 @@ class CausalDecoder(nn.Module):
         visible = torch.cat(
             [cache.prefix[:, None].expand(-1, n_new, -1), behind <= place_BT[..., None]], dim=-1
         )
+        at = n_prefix + place_BT
         x = self._positions(cache.genes, said_gene, said_bin) + self._next(
             cache.asked, next_gene, progress
         )
         for number, block in enumerate(self.blocks):
             assert isinstance(block, CausalBlock)
             shift, scale, gate, *rest = cache.modulation[:, number, None].chunk(6, dim=-1)
-            normed = block.norm(x) * (1 + scale) + shift
+            normed = torch.addcmul(shift, block.norm(x), scale)
             key, value = block.keys_values(normed)
             keys, values = cache.keys[:, number], cache.values[:, number]
-            keys[rows, n_prefix + place_BT] = key
-            values[rows, n_prefix + place_BT] = value
+            keys[rows, at] = key
+            values[rows, at] = value
             seen = block.attend(normed, keys[:, :most], values[:, :most], visible=visible)
-            x = _fed(block, x + (1 + gate) * seen, rest)
+            x = _fed(block, torch.addcmul(x, gate, seen), rest)
         return self.final_norm(x), replace(cache, length=cache.length + n_new)
 
     def bin_logits(
@@ -439,13 +442,13 @@ class CausalDecoder(nn.Module):
         ):
             assert isinstance(block, CausalBlock)
             shift, scale, gate, *rest = modulation[:, number, None].chunk(6, dim=-1)
-            normed = block.norm(x) * (1 + scale) + shift
+            normed = torch.addcmul(shift, block.norm(x), scale)
             keys, values = (
                 torch.cat([first.repeat_interleave(n_cells, 0), own], dim=1)
                 for first, own in zip(prefix, block.keys_values(normed), strict=True)
             )
             seen = block.attend(normed, keys, values, visible=visible)
-            x = _fed(block, x + (1 + gate) * seen, rest)
+            x = _fed(block, torch.addcmul(x, gate, seen), rest)
         empty = x.new_zeros(len(x), len(self.blocks), 0, 1, 1)
         return self.final_norm(x), KeyValueCache(
             keys=empty,
@@ -479,7 +482,7 @@ class CausalDecoder(nn.Module):
         """Log probability of each bin under a negative binomial."""
         mean, shape = log_mean.exp()[..., None], (-log_dispersion).exp()[..., None]
         rest = torch.log1p(mean / shape)
-        log = torch.lgamma(shape + self.node) - torch.lgamma(shape) - torch.lgamma(self.node + 1)
+        log = torch.lgamma(shape + self.node) - torch.lgamma(shape) - self.node_ways
         log = log + self.node * (log_mean[..., None] - shape.log() - rest) - shape * rest
         return (log.exp() @ self.node_mass + _LEAST_MASS).log()
 
@@ -512,7 +515,7 @@ class CausalDecoder(nn.Module):
         gene = said_gene.masked_fill(nothing, 0)
         mean = genes.log_mean.gather(1, gene).exp()
         count = self.bin_count[said_bin.clamp_max(self.n_bins - 1)]
-        spread = (mean + self.log_dispersion.exp()[gene] * mean.square()).sqrt()
+        spread = (mean + self.log_dispersion[gene].exp() * mean.square()).sqrt()
         surprise = ((count - mean) / spread.clamp_min(1e-3)).clamp(*_RESIDUAL)
         surprise = surprise.masked_fill(nothing, 0)
         if said_gene.numel() < self.n_genes:  # decoding: not worth a table of all genes
@@ -545,8 +548,10 @@ class CausalDecoder(nn.Module):
         return out
 
     def _modulation(self, condition_BD: Tensor) -> Float[Tensor, "cells blocks six_widths"]:
+        """Shift, scale and gate of attention, then of the hidden layer; plain is 0, 1 and 1."""
         parts = [block.get_submodule("modulation")(condition_BD) for block in self.blocks]
-        return torch.stack(parts, dim=1)
+        plain = parts[0].new_tensor([0.0, 1.0, 1.0] * 2).repeat_interleave(self.config.width)
+        return torch.stack(parts, dim=1) + plain
 
     def _prefix(self, context: Context) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the control cells for each block, ``[sets, prefix, heads, key]``."""
@@ -562,9 +567,8 @@ class CausalDecoder(nn.Module):
 
 def _fed(block: CausalBlock, x: Tensor, modulation: Sequence[Tensor]) -> Tensor:
     shift, scale, gate = modulation
-    normed = block.forward_norm(x) * (1 + scale) + shift
-    out: Tensor = x + (1 + gate) * block.feed_forward(normed)
-    return out
+    normed = torch.addcmul(shift, block.forward_norm(x), scale)
+    return torch.addcmul(x, gate, block.feed_forward(normed))
 
 
 def _picked(values_BGD: Tensor, gene_BT: Tensor) -> Float[Tensor, "cells positions width"]:
