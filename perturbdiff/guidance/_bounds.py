@@ -69,6 +69,12 @@ class Bounds:
         level = rows.abs().flatten(0, -2).mean(0)
         return replace(self, spread=spread.clamp_min(1e-3 + 1e-2 * level))
 
+    def tightened(self, margin: Float[Tensor, " rows"]) -> Self:
+        """Ranges smaller by a margin on each side, or their middle where they are narrower."""
+        lower, upper = self.lower + margin, self.upper - margin
+        middle = torch.where(lower > upper, (self.lower + self.upper) / 2, lower)
+        return replace(self, lower=middle, upper=torch.where(lower > upper, middle, upper))
+
     def values(self, cells: CellValues) -> Float[Tensor, "*sets cells genes"]:
         """Values of the genes in the unit of the bounds."""
         log1p = cells.take(self.genes)
@@ -87,7 +93,8 @@ class Bounds:
         """Lower and upper bound of every line of :meth:`rows`."""
         if len(self.lower) == 1:
             return self.lower, self.upper
-        return self.lower[cells.number], self.upper[cells.number]
+        number = cells.number.clamp_max(len(self.lower) - 1)  # cells that only fill up a set
+        return self.lower[number], self.upper[number]
 
     def excess(self, cells: CellValues) -> Float[Tensor, "*sets n rows"]:
         """Signed distance to the allowed range; positive outside, in the unit of the bounds."""

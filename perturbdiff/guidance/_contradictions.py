@@ -119,6 +119,10 @@ def _meet_genes(bound: Bounds, known: _Known, reference: Reference) -> None:
         _check_counts(bound, reference)
     for gene, lower, upper in zip(bound.genes.tolist(), low, high, strict=True):
         known.of(bound.unit, bound.per, gene).meet(lower, upper, bound.text)
+        if bound.unit == "cp10k" and bound.per == "population":
+            # the mean of logs is at most the log of the mean
+            most = float(torch.tensor(upper, dtype=torch.float64).log1p())
+            known.of("log1p", "population", gene).meet(0.0, most, bound.text)
         if bound.per == "cell":
             known.of(bound.unit, "population", gene).meet(lower, upper, bound.text)
             counts = _in_counts((lower, upper), bound.unit, reference.library_size)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from perturbdiff._errors import ConfigError, ConstraintError
 
 
+_REDRAWS = 16
+
+
 def _whole(name: str, value: int, least: int) -> None:
     if value != int(value) or value < least:
         raise ConfigError(name, value, rule=f"must be a whole number, at least {least}")
@@ -27,12 +30,15 @@ class Soft:
         uncertainty, at about three times the cost of a call; or take it at the estimate.
     margin
         How far inside the range to aim for population means, in standard errors of a set's counts.
+    redraws
+        How often the counts of a set that misses are drawn again, which costs no network call.
     """
 
     strength: float = 1.0
     window: tuple[float, float] = (0.0, 1.0)
     through_network: bool = False
     margin: float = 2.0
+    redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
         if not self.strength >= 0:
@@ -41,11 +47,24 @@ class Soft:
             raise ConfigError("Soft.window", self.window, rule="must rise and lie in [0, 1]")
         if not self.margin >= 0:
             raise ConfigError("Soft.margin", self.margin, rule="must be at least 0")
+        _whole("Soft.redraws", self.redraws, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hard:
-    """Project at every step and after the last one: a promise, for what can be projected."""
+    """Project at every step and after the last one: a promise, for what can be projected.
+
+    Parameters
+    ----------
+    resamples
+        How often each step is taken again from fresh noise, where genes are ``Observed``, so that
+        the rest goes with them (Lugmayr et al., 2022, "RePaint"); each costs a trajectory.
+    """
+
+    resamples: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("Hard.resamples", self.resamples, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +75,16 @@ class BestOf:
     ----------
     n
         Candidates a set.
+    redraws
+        Draws of the counts of each finished candidate, which cost no network call.
     """
 
     n: int = 4
+    redraws: int = 1
 
     def __post_init__(self) -> None:
         _whole("BestOf.n", self.n, 1)
+        _whole("BestOf.redraws", self.redraws, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +97,18 @@ class Branch:
         Candidates a set.
     share
         Steps that they share.
+    redraws
+        As in :class:`BestOf`.
     """
 
     k: int = 4
     share: int = 9
+    redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
         _whole("Branch.k", self.k, 1)
         _whole("Branch.share", self.share, 0)
+        _whole("Branch.redraws", self.redraws, 1)
 
     def cost(self, n_steps: int, *, heun: bool = False) -> float:
         """Network calls in units of one trajectory."""
@@ -105,14 +132,18 @@ class Particles:
         Weights are ``exp(-energy / temperature)``.
     resample_below
         Resample the particles of a set when their effective number is below this share of n.
+    redraws
+        As in :class:`BestOf`.
     """
 
     n: int = 4
     temperature: float = 0.1
     resample_below: float = 0.5
+    redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
         _whole("Particles.n", self.n, 1)
+        _whole("Particles.redraws", self.redraws, 1)
         if not self.temperature > 0:
             raise ConfigError("Particles.temperature", self.temperature, rule="must be above 0")
         if not 0 <= self.resample_below <= 1:
@@ -133,16 +164,20 @@ class DepthFirst:
         Children of a node.
     levels
         Places along the run where candidates are judged, the end among them.
+    redraws
+        As in :class:`BestOf`.
     """
 
     budget: int = 72
     width: int = 3
     levels: int = 3
+    redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
         _whole("DepthFirst.budget", self.budget, 1)
         _whole("DepthFirst.width", self.width, 1)
         _whole("DepthFirst.levels", self.levels, 1)
+        _whole("DepthFirst.redraws", self.redraws, 1)
 
 
 Search = BestOf | Branch | Particles | DepthFirst
@@ -162,8 +197,13 @@ class Enforcement:
     """At most one way of each kind."""
 
     soft: Soft | None = None
-    hard: bool = False
+    hard: Hard | None = None
     search: Search | None = None
+
+    @property
+    def redraws(self) -> int:
+        """Draws of the counts of a finished set."""
+        return max((way.redraws for way in (self.soft, self.search) if way is not None), default=1)
 
     @property
     def method(self) -> str:
@@ -171,7 +211,7 @@ class Enforcement:
         names = {kind: name for name, kind in NAMED.items()}
         ways = [self.soft, self.search]
         parts = [names[type(way)] for way in ways if way is not None]
-        return "+".join([*parts, *(["hard"] if self.hard else [])]) or "none"
+        return "+".join([*parts, *(["hard"] if self.hard is not None else [])]) or "none"
 
 
 def enforcement(
@@ -199,19 +239,21 @@ def enforcement(
         When a name is unknown, or two ways of a kind are given.
     """
     if ways is None:
-        return Enforcement(hard=True, search=None if projects else BestOf())
+        return Enforcement(hard=Hard(), search=None if projects else BestOf())
     listed = [ways] if isinstance(ways, str) or not isinstance(ways, Sequence) else list(ways)
     made = [_way(way) for way in listed]
     soft = [way for way in made if isinstance(way, Soft)]
     search = [way for way in made if not isinstance(way, Soft | Hard)]
-    if len(soft) > 1 or len(search) > 1:
+    hard = [way for way in made if isinstance(way, Hard)]
+    if len(soft) > 1 or len(search) > 1 or len(hard) > 1:
         raise ConfigError("enforce", listed, rule="must hold one way of each kind at most")
-    hard = any(isinstance(way, Hard) for way in made)
     if hard and not projects:
         msg = f"{promised[0]}: cannot be projected, so it cannot be enforced hard. Use a search."
         raise ConstraintError(msg)
     return Enforcement(
-        soft=soft[0] if soft else None, hard=hard, search=search[0] if search else None
+        soft=soft[0] if soft else None,
+        hard=hard[0] if hard else None,
+        search=search[0] if search else None,
     )
 
 

@@ -54,8 +54,8 @@ class Course(Protocol):
 
     def verdict(
         self, candidates: Candidates
-    ) -> tuple[Float[Tensor, " sets"], Bool[Tensor, " sets"]]:
-        """Energy of finished cells, and whether they obey."""
+    ) -> tuple[Candidates, Float[Tensor, " sets"], Bool[Tensor, " sets"]]:
+        """Finished cells with the best of their draws, their energy, and whether they obey."""
         ...
 
     def calls(self, first: int, last: int) -> int:
@@ -146,7 +146,7 @@ def _branched(course: Course, owners: Sequence[int], *, k: int, share: int) -> F
         candidates = course.part(trunk.repeat(k), branch, at=share, redraw=True)
         parents = [0] * len(candidates.owner)
     candidates = course.advance(candidates, share, n)
-    energy, satisfied = course.verdict(candidates)
+    candidates, energy, satisfied = course.verdict(candidates)
     index = _chosen(energy, satisfied, k)
     kept = set(index.tolist())
     for place, owner in enumerate(candidates.owner.tolist()):
@@ -172,11 +172,11 @@ def _particles(way: Particles, course: Course, owners: Sequence[int], *, seed: i
     for step in range(course.n_steps):
         candidates = course.advance(candidates, step, step + 1)
         last = step + 1 == course.n_steps
-        energy, satisfied = (
-            course.verdict(candidates)
-            if last
-            else (course.promise(candidates), torch.zeros(count * n, dtype=torch.bool))
-        )
+        satisfied = torch.zeros(count * n, dtype=torch.bool)
+        if last:
+            candidates, energy, satisfied = course.verdict(candidates)
+        else:
+            energy = course.promise(candidates)
         energy = energy.double().view(count, n)
         log_weight = log_weight - (energy - before) / way.temperature
         for place, owner in enumerate(owners):
@@ -289,7 +289,7 @@ class _DepthFirst:
         ended = last == self.course.n_steps
         satisfied = False
         if ended:
-            energies, verdicts = self.course.verdict(there)
+            there, energies, verdicts = self.course.verdict(there)
             satisfied = bool(verdicts[0])
         else:
             energies = self.course.promise(there)

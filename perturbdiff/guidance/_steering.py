@@ -24,7 +24,10 @@ _TINY = 1e-12
 class Reveal(Protocol):
     """What latent values mean in user space, for one batch of sets."""
 
-    decoder: Float[Tensor, "genes latent"]
+    @property
+    def decoder(self) -> Float[Tensor, "genes latent"]:
+        """What each latent axis says about each gene."""
+        ...
 
     def deviation(
         self, x0: Float[Tensor, "sets cells latent"]
