@@ -6,14 +6,37 @@ Everything is loaded when it is first used, so importing the package is quick an
 import random
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perturbdiff._constants import VERSION as __version__  # noqa: N811 - the usual name
 
 if TYPE_CHECKING:
-    from perturbdiff import config, data, metrics, model, pl, pp, prior, tl, train
+    from perturbdiff import config, data, guidance, metrics, model, pl, pp, prior, tl, train
     from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
     from perturbdiff.data import Registry, datasets
+    from perturbdiff.guidance import (
+        All,
+        Any,
+        AtLeast,
+        AtMost,
+        BestOf,
+        Branch,
+        DepthFirst,
+        Fix,
+        FoldChange,
+        GeneSetShift,
+        Hard,
+        KnockDown,
+        LibrarySize,
+        NonNegative,
+        Not,
+        Observed,
+        Particles,
+        Soft,
+        StateFraction,
+        Unchanged,
+        Verifier,
+    )
     from perturbdiff.model import (
         Additive,
         CarriedLogRatio,
@@ -29,10 +52,36 @@ if TYPE_CHECKING:
     )
     from perturbdiff.train import TrainerOptions
 
-_ROOMS = ("config", "data", "metrics", "model", "pl", "pp", "prior", "tl", "train")
+_ROOMS = ("config", "data", "guidance", "metrics", "model", "pl", "pp", "prior", "tl", "train")
 _FROM = {
     "Registry": "perturbdiff.data",
     "TrainerOptions": "perturbdiff.train",
+    **dict.fromkeys(
+        (
+            "All",
+            "Any",
+            "AtLeast",
+            "AtMost",
+            "BestOf",
+            "Branch",
+            "DepthFirst",
+            "Fix",
+            "FoldChange",
+            "GeneSetShift",
+            "Hard",
+            "KnockDown",
+            "LibrarySize",
+            "NonNegative",
+            "Not",
+            "Observed",
+            "Particles",
+            "Soft",
+            "StateFraction",
+            "Unchanged",
+            "Verifier",
+        ),
+        "perturbdiff.guidance",
+    ),
     **dict.fromkeys(("NetworkConfig", "SampleConfig", "TrainConfig"), "perturbdiff.config"),
     **dict.fromkeys(
         (
@@ -54,24 +103,46 @@ _FROM = {
 
 __all__ = [
     "Additive",
+    "All",
+    "Any",
+    "AtLeast",
+    "AtMost",
+    "BestOf",
+    "Branch",
     "CarriedLogRatio",
     "CopyControl",
+    "DepthFirst",
     "EffectPrior",
+    "Fix",
+    "FoldChange",
     "GeneRidge",
+    "GeneSetShift",
+    "Hard",
+    "KnockDown",
+    "LibrarySize",
     "MeanShift",
     "MixtureLogRatio",
     "NearestContext",
     "NetworkConfig",
+    "NonNegative",
+    "Not",
+    "Observed",
+    "Particles",
     "Registry",
     "SampleConfig",
     "SetDiffusion",
     "SimilarityShift",
+    "Soft",
+    "StateFraction",
     "TrainConfig",
     "TrainerOptions",
+    "Unchanged",
+    "Verifier",
     "__version__",
     "config",
     "data",
     "datasets",
+    "guidance",
     "load",
     "metrics",
     "model",
@@ -83,7 +154,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _ROOMS:
         return _imported(f"perturbdiff.{name}")
     if name == "datasets":

@@ -21,7 +21,7 @@ from perturbdiff.guidance._enforcement import (
     enforcement,
 )
 from perturbdiff.guidance._gene_sets import GeneSetShift, Observed, Unchanged, read_gmt
-from perturbdiff.guidance._joined import All, Any_, Not, as_constraints
+from perturbdiff.guidance._joined import All, Any, Not, as_constraints
 from perturbdiff.guidance._json import from_json, to_json, way_from_json, way_to_json
 from perturbdiff.guidance._reference import CellValues, Reference
 from perturbdiff.guidance._whole_cells import LibrarySize, NonNegative, StateFraction, Verifier
@@ -29,7 +29,7 @@ from perturbdiff.guidance._wrapping import CountCalls, Wrapper, wrap
 
 __all__ = [
     "All",
-    "Any_",
+    "Any",
     "AtLeast",
     "AtMost",
     "BestOf",

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from perturbdiff._errors import ConfigError, ConstraintError
 
-
 _REDRAWS = 16
 
 

@@ -1,8 +1,8 @@
 """All, any and not of other constraints, and functions as constraints."""
 
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from perturbdiff._errors import ConfigError
 from perturbdiff.guidance._constraints import Constraint
@@ -21,7 +21,7 @@ class All(Constraint):
         Constraints or verifiers.
     """
 
-    members: Sequence[Constraint | Callable[..., Any]]
+    members: Sequence[Constraint | Callable[..., typing.Any]]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", _members(self))
@@ -35,7 +35,7 @@ class All(Constraint):
 
 
 @dataclass(frozen=True, eq=False)
-class Any_(Constraint):  # noqa: N801 - ``ptd.Any`` for users
+class Any(Constraint):
     """At least one member holds; per cell where all members are per cell.
 
     Parameters
@@ -44,7 +44,7 @@ class Any_(Constraint):  # noqa: N801 - ``ptd.Any`` for users
         Constraints or verifiers.
     """
 
-    members: Sequence[Constraint | Callable[..., Any]]
+    members: Sequence[Constraint | Callable[..., typing.Any]]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", _members(self))
@@ -67,7 +67,7 @@ class Not(Constraint):
         A constraint or a verifier.
     """
 
-    member: Constraint | Callable[..., Any]
+    member: Constraint | Callable[..., typing.Any]
 
     def describe(self) -> str:
         return f"not ({as_constraints([self.member])[0].describe()})"
@@ -77,10 +77,10 @@ class Not(Constraint):
         return NotOf(text=self.describe(), members=(member.bind(reference),))
 
 
-def _members(joined: "All | Any_") -> tuple[Constraint, ...]:
+def _members(joined: "All | Any") -> tuple[Constraint, ...]:
     members = as_constraints(joined.members)
     if not members:
-        raise ConfigError(type(joined).__name__.strip("_"), [], rule="needs a member or more")
+        raise ConfigError(type(joined).__name__, [], rule="needs a member or more")
     return members
 
 

@@ -18,7 +18,8 @@ from perturbdiff.guidance._constraints import (
 )
 from perturbdiff.guidance._enforcement import NAMED, Way
 from perturbdiff.guidance._gene_sets import GeneSetShift, Observed, Unchanged
-from perturbdiff.guidance._joined import All, Any_, Not
+from perturbdiff.guidance._joined import All, Not
+from perturbdiff.guidance._joined import Any as AnyMember
 from perturbdiff.guidance._whole_cells import LibrarySize, NonNegative
 
 KINDS: Mapping[str, type[Constraint]] = {
@@ -33,7 +34,7 @@ KINDS: Mapping[str, type[Constraint]] = {
     "library_size": LibrarySize,
     "non_negative": NonNegative,
     "all": All,
-    "any": Any_,
+    "any": AnyMember,
     "not": Not,
 }
 

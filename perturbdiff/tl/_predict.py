@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anndata import AnnData
 
+from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from perturbdiff.guidance import Constraint
+    from perturbdiff.model._constrained import Verify, Ways
     from perturbdiff.model._predictor import Predictor
 
 
@@ -25,6 +28,8 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     times: Sequence[float] | None = None,
     sample: SampleConfig | None = None,
     missing_genes: Literal["refuse", "infer"] = "refuse",
+    constraints: "Sequence[Constraint | Verify]" = (),
+    enforce: "Ways" = None,
 ) -> AnnData:
     """Predict the cells of every perturbation in every context.
 
@@ -42,7 +47,7 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     n_cells
         Cells of each condition.
     seed
-        Of all noise.
+        Seed of all noise.
     doses, times
         Where the model was told of such columns, in their units.
     sample
@@ -50,12 +55,22 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     missing_genes
         ``"refuse"`` a file that lacks genes of the model, or take the others and predict all
         (``"infer"``).
+    constraints
+        What the cells shall obey: :class:`~perturbdiff.AtLeast` and the like, or functions of
+        ``(log1p, genes)`` that judge them.
+    enforce
+        ``"soft"``, ``"hard"``, ``"best_of"``, ``"branch"``, ``"particles"``, ``"depth_first"``,
+        settings of these such as :class:`~perturbdiff.Soft`, or several together; ``None`` is
+        hard, and the best of a few sets for what cannot be projected.
 
     Returns
     -------
     New AnnData: ``X`` is log1p of counts per 10,000, ``layers["counts"]`` the counts, ``obs`` the
     labels, set numbers and library sizes, ``uns["perturbdiff"]`` provenance and the baselines'
-    answers to the same question.
+    answers to the same question. With constraints, ``uns["perturbdiff"]`` also holds tables:
+    ``constraints`` (one row each: required, reached without and with it, violation left, cost,
+    energy distance to the unconstrained cells, whether training data support it),
+    ``constraint_course`` and ``constraint_tree``.
 
     Raises
     ------
@@ -65,11 +80,19 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
         When the file is not like the one that the model was fitted on.
     NotFittedError
         When the model has learnt nothing yet.
+    ConfigError
+        When ``adata`` is no AnnData, the model is none (the path of one, say), or a number of the
+        question makes no sense.
     """
-    # Only what was asked for: baselines have no sampler and read no partial panels.
+    if not callable(getattr(model, "predict", None)):
+        rule = "is no model; a saved one is opened with perturbdiff.load"
+        raise ConfigError("model", model, rule=rule)
+    # Only what was asked for: not every predictor samples.
     asked: dict[str, Any] = {"doses": doses, "times": times, "sample": sample}
     if missing_genes != "refuse":
         asked["missing_genes"] = missing_genes
+    if len(constraints) or enforce is not None:
+        asked |= {"constraints": constraints, "enforce": enforce}
     answer: Callable[..., AnnData] = model.predict
     return answer(
         adata,
