@@ -12,7 +12,13 @@ from perturbdiff._constants import VERSION as __version__  # noqa: N811 - the us
 
 if TYPE_CHECKING:
     from perturbdiff import config, data, guidance, metrics, model, pl, pp, prior, tl, train
-    from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
+    from perturbdiff.config import (
+        DecodeConfig,
+        DecoderConfig,
+        NetworkConfig,
+        SampleConfig,
+        TrainConfig,
+    )
     from perturbdiff.data import Registry, datasets
     from perturbdiff.guidance import (
         All,
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from perturbdiff.model import (
         Additive,
         CarriedLogRatio,
+        CausalBaseline,
         CopyControl,
         EffectPrior,
         GeneRidge,
@@ -82,11 +89,15 @@ _FROM = {
         ),
         "perturbdiff.guidance",
     ),
-    **dict.fromkeys(("NetworkConfig", "SampleConfig", "TrainConfig"), "perturbdiff.config"),
+    **dict.fromkeys(
+        ("DecodeConfig", "DecoderConfig", "NetworkConfig", "SampleConfig", "TrainConfig"),
+        "perturbdiff.config",
+    ),
     **dict.fromkeys(
         (
             "Additive",
             "CarriedLogRatio",
+            "CausalBaseline",
             "CopyControl",
             "EffectPrior",
             "GeneRidge",
@@ -110,7 +121,10 @@ __all__ = [
     "BestOf",
     "Branch",
     "CarriedLogRatio",
+    "CausalBaseline",
     "CopyControl",
+    "DecodeConfig",
+    "DecoderConfig",
     "DepthFirst",
     "EffectPrior",
     "Fix",

@@ -11,12 +11,14 @@ from perturbdiff.model._baselines import (
     NearestContext,
     SimilarityShift,
 )
+from perturbdiff.model._causal_baseline import CausalBaseline
 from perturbdiff.model._load import load
 from perturbdiff.model._set_diffusion import SetDiffusion
 
 __all__ = [
     "Additive",
     "CarriedLogRatio",
+    "CausalBaseline",
     "CopyControl",
     "EffectPrior",
     "GeneRidge",

@@ -5,11 +5,12 @@ N cells, G genes, C training conditions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from perturbdiff._constants import DEPTH
 from perturbdiff._random import gene_lanes
@@ -19,9 +20,10 @@ from perturbdiff.data._counts import CountDataModule, CountPopulation
 from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._learning import Lesson, prepare_lesson
 from perturbdiff.model._training_data import TrainingData
-from perturbdiff.nn import ExpressionCodec
+from perturbdiff.nn import CausalDecoder, ExpressionCodec, SetDenoiser
 from perturbdiff.prior import solve_transport
-from perturbdiff.train._causal_task import CausalTask
+from perturbdiff.train import CausalTask
+from perturbdiff.train._seeding import seeded
 
 _RATE_CELLS = 128  # that the rate of a population is solved on
 _LEAST_RATE = 1e-9
@@ -76,26 +78,17 @@ def causal_task(
     log_dispersion: Float[Tensor, " genes"],
     seed: int,
 ) -> CausalTask:
-    """A task with first weights; hidden layers as wide as the budget of parameters allows."""
+    """A task with first weights."""
     registry = vocabulary.registry
-    sizes: dict[str, int | list[int]] = {
-        "n_perturbations": len(registry.perturbations),
-        "n_features": vocabulary.n_features,
-        "covariate_sizes": [len(v) for v in registry.covariates],
+    genes = {
+        "axes": codec.cell_axes,
+        "log_dispersion": log_dispersion,
+        "lanes": gene_lanes(registry.genes),
     }
     return CausalTask(
-        network,
-        config,
-        bins=bins,
-        order=order,
-        gene_tensors={
-            "axes": codec.cell_axes,
-            "log_dispersion": log_dispersion,
-            "lanes": gene_lanes(registry.genes),
-        },
-        sizes=sizes,
-        seed=seed,
-    )
+        network, config, bins=bins, order=order, gene_tensors=genes,
+        sizes=vocabulary_sizes(vocabulary), seed=seed,
+    )  # fmt: skip
 
 
 def prepare_causal(
@@ -117,13 +110,81 @@ def prepare_causal(
     lesson = CausalLesson(
         shared=shared,
         populations=[],
-        network=replace(network, n_bins=len(bins)),
+        network=within_budget(
+            replace(network, n_bins=max(len(bins), 6)),
+            shared.fitted.vocabulary,
+            len(data.registry.genes),
+        ),
         bins=bins,
         order=gene_order(data, network),
         log_dispersion=log_dispersion,
     )
     lesson.populations.extend(_populations(lesson))
     return lesson
+
+
+def within_budget(network: DecoderConfig, vocabulary: Vocabulary, n_genes: int) -> DecoderConfig:
+    """The decoder with hidden layers that bring it to as many parameters as the set denoiser.
+
+    The set denoiser is the one of the same width, depth and number of axes.
+
+    Parameters
+    ----------
+    network
+        Shape; hidden layers whose width is given stay.
+    vocabulary
+        Sizes.
+    n_genes
+        Genes of the model.
+
+    Returns
+    -------
+    A shape without open questions.
+    """
+    if network.hidden:
+        return network
+    shape = NetworkConfig(
+        n_axes=network.n_axes,
+        n_response_axes=network.n_response_axes,
+        width=network.width,
+        n_blocks=network.n_blocks,
+        n_heads=network.n_heads,
+        expansion=network.control_expansion,
+    )
+    sizes = vocabulary_sizes(vocabulary)
+
+    def decoder(hidden: int) -> int:
+        with seeded(0):
+            return n_parameters(
+                CausalDecoder(
+                    replace(network, hidden=hidden),
+                    axes=torch.zeros(n_genes, network.n_axes),
+                    log_dispersion=torch.zeros(n_genes),
+                    first_count=torch.arange(network.n_bins),
+                    last_count=network.n_bins,
+                    **sizes,
+                )
+            )
+
+    with seeded(0):
+        budget = n_parameters(SetDenoiser(shape, **sizes))
+    least, each = decoder(1), decoder(2) - decoder(1)
+    return replace(network, hidden=max(1, 1 + round((budget - least) / each)))
+
+
+def vocabulary_sizes(vocabulary: Vocabulary) -> dict[str, Any]:
+    """What networks are told of the vocabulary."""
+    registry = vocabulary.registry
+    return {
+        "n_perturbations": len(registry.perturbations),
+        "n_features": vocabulary.n_features,
+        "covariate_sizes": [len(v) for v in registry.covariates],
+    }
+
+
+def n_parameters(network: nn.Module) -> int:
+    """Trained numbers of a network."""
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def prior_log_rate(

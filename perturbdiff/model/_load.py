@@ -6,12 +6,15 @@ import torch
 
 from perturbdiff._errors import BundleError, listed
 from perturbdiff.model._bundle import read_bundle
+from perturbdiff.model._causal_baseline import CausalBaseline
 from perturbdiff.model._set_diffusion import SetDiffusion
 
-_KINDS = {model.kind: model for model in (SetDiffusion,)}
+_KINDS: dict[str, type[SetDiffusion] | type[CausalBaseline]] = {
+    model.kind: model for model in (SetDiffusion, CausalBaseline)
+}
 
 
-def load(path: str | Path, *, device: str | torch.device = "cpu") -> SetDiffusion:
+def load(path: str | Path, *, device: str | torch.device = "cpu") -> SetDiffusion | CausalBaseline:
     """Open a model that was saved.
 
     Parameters

@@ -6,6 +6,7 @@ B cells, T positions, G genes.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+import torch
 from torch import Tensor, nn
 
 from perturbdiff._random import cell_keys, uniform
@@ -46,6 +47,7 @@ class CausalTask(AveragedTask):
         Of the first weights and of all draws.
     """
 
+    averaged: CausalDecoder
     targets: Tensor
     lanes: Tensor
 
