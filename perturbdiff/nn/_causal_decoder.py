@@ -551,7 +551,8 @@ class CausalDecoder(nn.Module):
         """Shift, scale and gate of attention, then of the hidden layer; plain is 0, 1 and 1."""
         parts = [block.get_submodule("modulation")(condition_BD) for block in self.blocks]
         plain = parts[0].new_tensor([0.0, 1.0, 1.0] * 2).repeat_interleave(self.config.width)
-        return torch.stack(parts, dim=1) + plain
+        out: Tensor = torch.stack(parts, dim=1) + plain
+        return out
 
     def _prefix(self, context: Context) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the control cells for each block, ``[sets, prefix, heads, key]``."""
