@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         SetDiffusion,
         SimilarityShift,
         load,
+        order_sensitivity,
     )
     from perturbdiff.train import TrainerOptions
 
@@ -107,6 +108,7 @@ _FROM = {
             "SetDiffusion",
             "SimilarityShift",
             "load",
+            "order_sensitivity",
         ),
         "perturbdiff.model",
     ),
@@ -160,6 +162,7 @@ __all__ = [
     "load",
     "metrics",
     "model",
+    "order_sensitivity",
     "pl",
     "pp",
     "prior",

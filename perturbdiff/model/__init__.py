@@ -13,6 +13,7 @@ from perturbdiff.model._baselines import (
 )
 from perturbdiff.model._causal_baseline import CausalBaseline
 from perturbdiff.model._load import load
+from perturbdiff.model._order_sensitivity import order_sensitivity
 from perturbdiff.model._set_diffusion import SetDiffusion
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "SetDiffusion",
     "SimilarityShift",
     "load",
+    "order_sensitivity",
 ]
