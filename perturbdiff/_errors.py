@@ -6,8 +6,10 @@ Each type also is the built-in kind that a caller would catch.
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+_LISTED = 5
 
-def listed(names: Iterable[object], *, limit: int = 5) -> str:
+
+def listed(names: Iterable[object], *, limit: int = _LISTED) -> str:
     """First few names, and how many more there are."""
     items = [repr(name) for name in names]
     more = f", ... ({len(items)} in all)" if len(items) > limit else ""
@@ -15,9 +17,21 @@ def listed(names: Iterable[object], *, limit: int = 5) -> str:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """A sentence with the known name closest to ``name``, or the first few known ones."""
-    near = get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Known: {listed(known) or 'none'}."
+    """A sentence with the known name closest to ``name``, and the first few where it is far."""
+    if not known:
+        return "Known: none."
+    plain = {text: text.casefold().strip() for text in known}
+    wanted = name.casefold().strip()
+    close = get_close_matches(wanted, plain.values(), n=1)
+    within = [text for text in plain.values() if wanted and (wanted in text or text in wanted)]
+    found = close or sorted(within, key=len)[:1]
+    best = found or get_close_matches(wanted, plain.values(), n=1, cutoff=0.0)
+    closest = next(text for text in known if plain[text] == best[0])
+    if found:
+        return f"Did you mean {closest!r}?"
+    if len(known) <= _LISTED:
+        return f"Known: {listed(known)}."
+    return f"Nearest: {closest!r}. Known: {listed(known)}."
 
 
 class PerturbDiffError(Exception):

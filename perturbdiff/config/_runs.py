@@ -142,7 +142,9 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
         for part, kind in _PARTS.items()
         if part in settings
     }
-    plain = {name: whole_number(name, settings[name]) for name in _PLAIN if name in settings}
+    plain: dict[str, Any] = {
+        name: whole_number(name, settings[name]) for name in _PLAIN if name in settings
+    }
     return RunConfig(**parts, **plain)
 
 

@@ -20,7 +20,13 @@ from perturbdiff.data._checks import declared_scale
 from perturbdiff.data._conditions import Columns, Condition, Rows, read_rows
 from perturbdiff.data._door import read_cells
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.data._matrix import align_genes, gene_names, read_matrix, spread_columns
+from perturbdiff.data._matrix import (
+    align_genes,
+    gene_names,
+    read_matrix,
+    require_anndata,
+    spread_columns,
+)
 from perturbdiff.data._registry import Registry, Vocabulary
 
 Stated = dict[str, dict[str, np.ndarray | str]]
@@ -147,6 +153,8 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     """
+    require_anndata(pred, name="pred")
+    require_anndata(reference, name="reference")
     registry = registry_of(pred)
     if "reading" in reference.uns.get(UNS_KEY, {}):
         msg = (

@@ -10,7 +10,7 @@ from anndata import AnnData
 from jaxtyping import Float, Int
 
 from perturbdiff._constants import UNS_KEY
-from perturbdiff._errors import ConfigError, LabelError, UnknownLevelError
+from perturbdiff._errors import ConfigError, GeneOverlapError, LabelError, UnknownLevelError
 from perturbdiff._logging import logger
 from perturbdiff.data._cells import Cells, pick_columns
 from perturbdiff.data._checks import check_values, declared_scale
@@ -19,6 +19,7 @@ from perturbdiff.data._labels import label_of
 from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
 from perturbdiff.data._matrix import (
     INFER,
+    LEAST_SHARE,
     align_genes,
     counts_of_log1p,
     gene_names,
@@ -104,6 +105,14 @@ def read_cells(
         missing=missing_genes,
         remedy=remedy,
     )
+    wanted = registry.genes or registry.measured_genes
+    if len(genes) < LEAST_SHARE * len(wanted):
+        msg = (
+            f"Only {len(genes)} of the {len(wanted)} genes of the model are in the file "
+            f"({len(genes) / len(wanted):.0%}); the others cannot be inferred from less than "
+            f"{LEAST_SHARE:.0%}. Give a file with more of them."
+        )
+        raise GeneOverlapError(msg)
     if extra := len(set(measured) - set(registry.measured_genes)):
         logger.info("ignored %d genes that the model was not told of", extra)
     matrix = read_matrix(adata, layer, rows=rows.rows)

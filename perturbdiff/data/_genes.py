@@ -3,6 +3,8 @@
 N cells, G genes, K principal axes.
 """
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import scipy.linalg
@@ -10,7 +12,8 @@ import scipy.sparse as sp
 from anndata import AnnData
 from jaxtyping import Float
 
-from perturbdiff._errors import ConfigError
+from perturbdiff._logging import logger
+from perturbdiff.config._checks import whole_number
 from perturbdiff.data._cells import Cells
 
 
@@ -35,15 +38,18 @@ def variable_genes(train: Cells, n_top_genes: int) -> tuple[str, ...]:
     """
     import scanpy as sc  # noqa: PLC0415 - seconds to import, needed in fit only
 
-    if n_top_genes < 2:
-        raise ConfigError("n_top_genes", n_top_genes, rule="must be at least 2")
+    n_top_genes = whole_number("n_top_genes", n_top_genes, least=2)
     if n_top_genes >= len(train.genes):
         return train.genes
     # Statistics need neither names of cells nor a copy: the matrix is read, not changed.
     var = pd.DataFrame(index=pd.Index(list(train.genes), dtype=object))
     adata = AnnData(X=sp.csr_matrix(train.log1p), var=var)
-    table = sc.pp.highly_variable_genes(adata, n_top_genes=n_top_genes, inplace=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*n_top_genes")  # noqa: TID251 - undone on leaving
+        table = sc.pp.highly_variable_genes(adata, n_top_genes=n_top_genes, inplace=False)
     chosen = table["highly_variable"].to_numpy()
+    if (n_chosen := int(chosen.sum())) < n_top_genes:
+        logger.warning("only %d genes vary; n_top_genes = %d asks for more", n_chosen, n_top_genes)
     return tuple(name for name, picked in zip(train.genes, chosen, strict=True) if picked)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,29 @@ def place(layer: str | None) -> str:
     return "adata.X" if layer is None else f"adata.layers[{layer!r}]"
 
 
+def require_anndata(adata: object, *, name: str = "adata") -> None:
+    """Refuse what is no AnnData, such as the path of one.
+
+    Raises
+    ------
+    ConfigError
+        When it is something else; a path is told how to open it.
+    """
+    if not isinstance(adata, AnnData):
+        path = isinstance(adata, str | Path)
+        shown = str(adata) if path else type(adata).__name__
+        rule = "must be an AnnData"
+        rule += f"; open the file first: anndata.read_h5ad({shown!r})" if path else ""
+        raise ConfigError(name, shown, rule=rule)
+
+
 def gene_names(adata: AnnData) -> tuple[str, ...]:
-    """Names of the measured genes, refused when one is there twice."""
+    """Names of the measured genes, refused when there is none or one is there twice."""
+    require_anndata(adata)
     names = adata.var_names
+    if not len(names):
+        msg = "The file has no genes: adata.var is empty."
+        raise GeneError(msg)
     if not names.is_unique:
         twice = names[names.duplicated()].unique()
         msg = (
@@ -86,6 +107,9 @@ def gene_names(adata: AnnData) -> tuple[str, ...]:
 
 
 INFER = "Add them, or pass missing_genes='infer'."
+
+LEAST_SHARE = 0.1
+"""Share of the model's genes below which the others are not inferred."""
 
 
 def align_genes(

@@ -8,13 +8,25 @@ import numpy as np
 from anndata import AnnData
 from jaxtyping import Int
 
-from perturbdiff._errors import ConfigError, LabelError, UnknownKeyError, UnknownLevelError, listed
+from perturbdiff._errors import (
+    ConfigError,
+    LabelError,
+    UnknownKeyError,
+    UnknownLevelError,
+    listed,
+    nearest,
+)
+from perturbdiff._logging import logger
+from perturbdiff.config._checks import finite_number, whole_number
 from perturbdiff.data._cells import Cells
 from perturbdiff.data._conditions import Condition, Rows, read_rows
 from perturbdiff.data._door import check_known, read_cells
-from perturbdiff.data._labels import canonical
+from perturbdiff.data._labels import canonical, nearly_control
 from perturbdiff.data._matrix import gene_names
 from perturbdiff.data._registry import Registry
+
+FEW_CONTROLS = 10
+"""Number of control cells below which a context is warned about."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,12 +87,11 @@ def ask(  # noqa: PLR0913 - each is something that a question may name
     LabelError
         When a perturbation is control, or a context has no control cells in the file.
     """
+    measured = gene_names(adata)
     members = _perturbations(perturbations, registry)
-    if n_cells < 1:
-        raise ConfigError("n_cells", n_cells, rule="must be at least 1")
+    n_cells = whole_number("n_cells", n_cells, least=1)
     dose_list = _numbers("doses", doses, registry.dose_key)
     time_list = _numbers("times", times, registry.time_key)
-    measured = gene_names(adata)
     found = read_rows(adata.obs, replace(registry.columns, dose_key=None, time_key=None))
     control = np.array([c.is_control for c in found.conditions], bool)
     rows = found.take(np.flatnonzero(control[found.condition]))
@@ -93,7 +104,34 @@ def ask(  # noqa: PLR0913 - each is something that a question may name
     of_context = np.array([c.context in set(wanted) for c in rows.conditions], bool)
     rows = rows.take(np.flatnonzero(of_context[rows.condition]))
     controls = read_cells(adata, registry, rows, measured=measured, missing_genes=missing_genes)
+    controls = _usable(controls)
     return Question(conditions=tuple(dict.fromkeys(asked)), n_cells=n_cells, controls=controls)
+
+
+def _usable(controls: Cells) -> Cells:
+    """Control cells that something can start from: a cell without counts has no library size."""
+    if controls.library_size is not None and (controls.library_size <= 0).any():
+        there = {context: len(rows) for context, rows in controls.controls().items()}
+        controls = controls.take(np.flatnonzero(controls.library_size > 0))
+        if gone := sorted(set(there) - set(controls.controls())):
+            msg = (
+                f"All control cells of {listed(gone)} are empty, so there is nothing to start from."
+            )
+            raise LabelError(msg)
+        n_empty = sum(there.values()) - len(controls)
+        logger.warning("left out %d control cells without counts", n_empty)
+    few = {
+        ", ".join(context): len(rows)
+        for context, rows in controls.controls().items()
+        if len(rows) < FEW_CONTROLS
+    }
+    if few:
+        shown = listed(f"{context or 'the only context'} ({n})" for context, n in few.items())
+        logger.warning(
+            "fewer than %d control cells to start from, so that predicted cells repeat them: %s",
+            *(FEW_CONTROLS, shown),
+        )
+    return controls
 
 
 def _perturbations(labels: Sequence[str], registry: Registry) -> list[tuple[str, ...]]:
@@ -104,6 +142,10 @@ def _perturbations(labels: Sequence[str], registry: Registry) -> list[tuple[str,
         canonical(label, separator=registry.separator, control=registry.control) for label in labels
     ]
     for label, names in zip(labels, members, strict=True):
+        unknown = [name for name in names if not registry.knows(name)]
+        if near := nearly_control(unknown, registry.control):
+            msg = f"{near[0]!r} is no perturbation, but nearly control ({registry.control[0]!r})."
+            raise LabelError(msg)
         if not names:
             msg = f"{label!r} is control; ask for a perturbation."
             raise LabelError(msg)
@@ -116,11 +158,12 @@ def _numbers(name: str, values: Sequence[float] | None, key: str | None) -> list
             rule = f"the model was not told of a column of {name}"
             raise ConfigError(name, values, rule=rule)
         return [None]
-    if not values:
+    if values is None or not np.size(values):
         raise ConfigError(name, values, rule=f"the model needs {name} (column {key!r} in training)")
-    if not all(0 <= value < float("inf") for value in values):
+    numbers: list[float | None] = [finite_number(name, x) for x in np.atleast_1d(values)]
+    if any(number is not None and number < 0 for number in numbers):
         raise ConfigError(name, values, rule="must be finite and not negative")
-    return [float(value) for value in values]
+    return numbers
 
 
 def _contexts(
@@ -133,8 +176,15 @@ def _contexts(
         raise LabelError(msg)
     if asked is None:
         return there
+    asked = [asked] if isinstance(asked, Mapping) else list(asked)
+    key = registry.covariate_keys[0] if registry.covariate_keys else "cell_type"
+    form = f"contexts must be mappings such as {{{key!r}: ...}}, or None for all"
+    if not asked:
+        raise ConfigError("contexts", asked, rule=form)
     found: dict[tuple[str, ...], None] = {}
     for levels in asked:
+        if not isinstance(levels, Mapping) or (registry.covariate_keys and not levels):
+            raise ConfigError("contexts", asked, rule=form)
         for key in levels:
             if key not in registry.covariate_keys:
                 raise UnknownKeyError("The context", key, known=registry.covariate_keys)
@@ -153,7 +203,8 @@ def _contexts(
             )
         ]
         if not matching:
-            msg = f"No control cells of {dict(levels)} in the file. It has: {listed(there)}."
+            near = nearest(", ".join(map(str, levels.values())), [", ".join(c) for c in there])
+            msg = f"No control cells of {dict(levels)} in the file. {near}"
             raise LabelError(msg)
         found.update(dict.fromkeys(matching))
     return list(found)

@@ -155,6 +155,7 @@ class Registry:
         ScaleError, ExpressionError
             When the scale is not declared, or the numbers are not on it.
         """
+        genes = gene_names(adata)
         check_roles(
             perturbation_key=perturbation_key,
             covariate_keys=covariate_keys,
@@ -175,7 +176,7 @@ class Registry:
             time_key=time_key,
             time_unit=time_key and read_numbers(adata.obs, time_key).unit,
             embedding_key=embedding_key,
-            measured_genes=gene_names(adata),
+            measured_genes=genes,
             perturbations=Vocabulary(key=perturbation_key, levels=()),
             covariates=(),
         )

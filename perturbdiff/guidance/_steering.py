@@ -5,7 +5,7 @@ B sets, S cells, K latent axes, G genes that the constraints look at.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,7 @@ _FARTHEST = 3.0  # that a cell is moved in one step, in units of latent spread
 _TINY = 1e-12
 
 
+@runtime_checkable
 class Reveal(Protocol):
     """What latent values mean in user space, for one batch of sets."""
 

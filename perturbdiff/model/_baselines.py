@@ -5,7 +5,7 @@ control partners.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -15,7 +15,8 @@ from jaxtyping import Float
 
 import perturbdiff.prior as on_arrays
 from perturbdiff._errors import ConfigError, NotFittedError
-from perturbdiff.config import NetworkConfig
+from perturbdiff.config import NetworkConfig, SampleConfig
+from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Condition
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._bundle import Parts
@@ -25,6 +26,7 @@ from perturbdiff.model._predictor import (
     answer,
     controls_by_context,
     require_counts,
+    support,
     written_baselines,
 )
 from perturbdiff.model._questions import Controls
@@ -79,7 +81,7 @@ class BaselinePredictor(Predictor):
         n_top_genes
             Highly variable genes to work on, chosen from training cells; ``None`` for all.
         seed
-            For baselines that draw anything.
+            Seed of baselines that draw anything.
 
         Returns
         -------
@@ -92,7 +94,7 @@ class BaselinePredictor(Predictor):
         ScaleError, ExpressionError, GeneError
             When the expression is not what was declared.
         """
-        n_axes = NetworkConfig().n_axes
+        seed, n_axes = whole_number("seed", seed, least=0), NetworkConfig().n_axes
         data = prepare(
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=n_axes
         )
@@ -102,7 +104,7 @@ class BaselinePredictor(Predictor):
         self.registry, self.split_hash = data.registry, data.split_hash
         return self
 
-    def predict(
+    def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
         adata: AnnData,
         *,
@@ -112,6 +114,8 @@ class BaselinePredictor(Predictor):
         seed: int = 0,
         doses: Sequence[float] | None = None,
         times: Sequence[float] | None = None,
+        sample: SampleConfig | None = None,
+        missing_genes: Literal["refuse", "infer"] = "refuse",
         cells: str = "transport",
     ) -> AnnData:
         """Control cells of every context, brought to the mean that the baseline states.
@@ -127,9 +131,14 @@ class BaselinePredictor(Predictor):
         n_cells
             Cells of each condition.
         seed
-            Of all draws.
+            Seed of all draws.
         doses, times
             Where the baseline was told of such columns.
+        sample
+            For models that sample; a baseline does not, and refuses it.
+        missing_genes
+            ``"refuse"`` a file that lacks genes of the baseline, or take the others and predict all
+            (``"infer"``): absent genes start from no counts, at the level of known contexts.
         cells
             ``"transport"`` thins or adds counts until the mean is right; ``"shift"`` adds the shift
             to log1p values and clips at zero, which leaves no counts.
@@ -144,13 +153,27 @@ class BaselinePredictor(Predictor):
             Where the baseline has no answer; the message is the reason.
         UnknownLevelError, LabelError
             When a perturbation or context is unknown or has no control cells.
+        GeneError
+            When the file lacks genes of the baseline.
         ScaleError
             When counts are to be transported and there are none.
+        ConfigError
+            When settings of a sampler are given, or ``cells`` is neither.
         """
+        seed = whole_number("seed", seed, least=0)
+        if sample is not None:
+            rule = "a baseline makes cells without a sampler; leave sample out"
+            raise ConfigError("sample", type(sample).__name__, rule=rule)
         if cells not in ("transport", "shift"):
             raise ConfigError("cells", cells, rule="must be 'transport' or 'shift'")
         question = self._ask(
-            adata, perturbations, contexts=contexts, n_cells=n_cells, doses=doses, times=times
+            adata,
+            perturbations,
+            contexts=contexts,
+            n_cells=n_cells,
+            doses=doses,
+            times=times,
+            missing_genes=missing_genes,
         )
         if cells == "transport":
             require_counts(question.controls)
@@ -181,6 +204,7 @@ class BaselinePredictor(Predictor):
                 "nfe": 0,
                 "guidance_scale": 1.0,
                 "constraint_violation": 0.0,
+                "support": support(question.conditions, self.fitted.conditions, self.registry),
                 "baselines": written_baselines({c: {self.kind: means[c]} for c in means}),
             },
         )
@@ -209,7 +233,9 @@ class BaselinePredictor(Predictor):
         return transported_cells(
             own.counts,
             own.library_size,
-            None if np.array_equal(mean, controls.summary.mean) else mean,
+            None
+            if controls.panel is None and np.array_equal(mean, controls.summary.mean)
+            else mean,
             genes=own.genes,
             condition=condition.name,
             n_cells=n_cells,
@@ -225,9 +251,10 @@ class BaselinePredictor(Predictor):
         n_cells: int,
         seed: int,
     ) -> tuple[sp.csr_array, Float[np.ndarray, " cells"] | None]:
+        there = np.asarray(controls.cells.log1p.mean(0, dtype=np.float64)).ravel()
         moved = moved_cells(
             controls.cells.log1p,
-            mean - controls.summary.mean,
+            mean - (controls.summary.mean if controls.panel is None else there),
             condition=condition.name,
             n_cells=n_cells,
             seed=seed,

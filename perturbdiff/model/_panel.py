@@ -55,7 +55,11 @@ def on_all_genes(cells: Cells, genes: Sequence[str]) -> tuple[Cells, Bool[np.nda
     columns = np.array([place[name] for name in cells.genes], dtype=np.int64)
     present = np.zeros(len(genes), dtype=bool)
     present[columns] = True
-    logger.warning("%d of %d genes are inferred: the file lacks them", (~present).sum(), len(genes))
+    absent = int((~present).sum())
+    logger.warning(
+        "the file lacks %d of the %d genes of the model (%.0f %%); they are inferred",
+        *(absent, len(genes), 100 * absent / len(genes)),
+    )
     return replace(
         cells,
         log1p=spread_columns(cells.log1p, columns, len(genes)),

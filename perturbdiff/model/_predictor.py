@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +11,14 @@ from anndata import AnnData
 from jaxtyping import Float
 
 from perturbdiff._constants import VERSION
-from perturbdiff._errors import NotFittedError, ScaleError, UndefinedBaselineError
+from perturbdiff._errors import (
+    NotFittedError,
+    ScaleError,
+    UndefinedBaselineError,
+    UnknownKeyError,
+    listed,
+)
+from perturbdiff._logging import logger
 from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode
 from perturbdiff.data._comparison import reading_notes
 from perturbdiff.model._panel import Panel, on_all_genes
@@ -46,7 +54,16 @@ class Predictor(ABC):
         Returns
         -------
         A predictor that can be fitted.
+
+        Raises
+        ------
+        UnknownKeyError
+            When a keyword is none of these; names the nearest.
         """
+        known = [name for name in signature(Registry.from_anndata).parameters if name != "adata"]
+        for name in columns:
+            if name not in known:
+                raise UnknownKeyError(f"{cls.__name__}.from_anndata", name, known=known)  # noqa: EM102
         return cls(Registry.from_anndata(adata, **columns))
 
     @abstractmethod
@@ -126,6 +143,54 @@ def controls_by_context(
         context: Controls(cells.take(rows[context]), context, loadings, mean, panel)
         for context in asked
     }
+
+
+def support(
+    conditions: Sequence[Condition], known: Sequence[ConditionSummary], registry: Registry
+) -> dict[str, list[Any]]:
+    """Whether doses and times lie within those that were learnt from; those that do not are logged.
+
+    Parameters
+    ----------
+    conditions
+        What is asked.
+    known
+        Training conditions.
+    registry
+        Tells whether there are times.
+
+    Returns
+    -------
+    For the provenance: names of the conditions, ``supported`` for each, and why not.
+    """
+    n_times = int(registry.time_key is not None)
+    seen: dict[str, list[tuple[float, ...]]] = {}
+    for summary in known:
+        for member in ("", *summary.members):
+            seen.setdefault(member, []).append(summary.numbers)
+    reasons = []
+    for condition in conditions:
+        found = []
+        for number, member in enumerate(condition.members if condition.doses else ()):
+            doses = [
+                x for numbers in seen.get(member, seen[""]) for x in numbers[: -n_times or None]
+            ]
+            found += _beyond(f"dose of {member}", condition.doses[number], doses)
+        if condition.time is not None:
+            found += _beyond("time", condition.time, [numbers[-1] for numbers in seen[""]])
+        reasons.append("; ".join(found))
+    if outside := [f"{c} ({why})" for c, why in zip(conditions, reasons, strict=True) if why]:
+        logger.warning("asked beyond what was learnt from, so extrapolated: %s", listed(outside))
+    return {
+        "conditions": [condition.name for condition in conditions],
+        "supported": [not why for why in reasons],
+        "reason": reasons,
+    }
+
+
+def _beyond(what: str, value: float, known: Sequence[float]) -> list[str]:
+    low, high = min(known, default=value), max(known, default=value)
+    return [] if low <= value <= high else [f"{what} {value:g} is outside {low:g} to {high:g}"]
 
 
 def baseline_means(

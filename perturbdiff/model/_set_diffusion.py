@@ -10,6 +10,7 @@ from anndata import AnnData
 
 from perturbdiff._errors import NotFittedError
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
+from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.guidance import Constraint
@@ -30,6 +31,7 @@ from perturbdiff.model._predictor import (
     baseline_means,
     controls_by_context,
     require_counts,
+    support,
     written_baselines,
 )
 from perturbdiff.model._saved import diffusion_parts, restore_diffusion
@@ -90,7 +92,7 @@ class SetDiffusion(Predictor):
         n_top_genes
             Highly variable genes to work on, chosen from training cells; ``None`` for all.
         seed
-            Of first weights and all draws.
+            Seed of first weights and all draws.
         network, train, options
             Shape of the network, training, and trainer.
 
@@ -180,6 +182,7 @@ class SetDiffusion(Predictor):
         network: NetworkConfig | None,
         train: TrainConfig | None,
     ) -> Lesson:
+        seed = whole_number("seed", seed, least=0)
         network = network or NetworkConfig()
         data = prepare(
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
@@ -219,7 +222,7 @@ class SetDiffusion(Predictor):
         n_cells
             Cells of each condition.
         seed
-            Of all noise. A cell depends on it, on its condition and its number, on nothing else.
+            Seed of all noise. A cell depends on it, its condition and its number, on nothing else.
         doses, times
             Where the model was told of such columns.
         sample
@@ -249,6 +252,7 @@ class SetDiffusion(Predictor):
             that can be told.
         """
         config = sample or SampleConfig()
+        seed = whole_number("seed", seed, least=0)
         question = self._ask(
             adata,
             perturbations,
@@ -292,6 +296,7 @@ class SetDiffusion(Predictor):
                 "n_steps": config.n_steps,
                 "nfe": found.nfe,
                 "guidance_scale": config.guidance_scale,
+                "support": support(question.conditions, fitted.prior.conditions, self.registry),
                 "baselines": written_baselines(answers),
                 **found.notes,
             },

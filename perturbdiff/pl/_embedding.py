@@ -17,7 +17,7 @@ from perturbdiff._errors import UnknownKeyError
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.pl._panels import finish, make_panels
+from perturbdiff.pl._panels import check_save, finish, make_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,8 +76,9 @@ def embedding(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     ConfigError
-        When the number of panels given does not fit.
+        When the number of panels given does not fit, or ``save`` is of no known kind.
     """
+    check_save(save)
     comparison = compare(pred, reference)
     if baseline not in comparison.stated:
         where = "The list of the prediction's baselines"

@@ -44,6 +44,24 @@ def make_panels(n_panels: int, ax: "Axes | Sequence[Axes] | None", *, size: floa
     return panels[:n_panels]
 
 
+def check_save(save: str | Path | None) -> None:
+    """Refuse a kind of file that cannot be written, before anything is drawn.
+
+    Raises
+    ------
+    ConfigError
+        When the ending of the name stands for no known kind.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    ending = "" if save is None else Path(save).suffix.removeprefix(".").lower()
+    if ending and ending not in known:
+        raise ConfigError(
+            "save", str(save), rule=f"must end in one of .{', .'.join(sorted(known))}"
+        )
+
+
 def finish(panels: "Sequence[Axes]", *, show: bool | None, save: str | Path | None) -> None:
     """Save and show as asked; by default show what was neither saved nor drawn into given panels.
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from perturbdiff.data._comparison import compare
 from perturbdiff.metrics import mae_shift, pearson_shift
 from perturbdiff.pl._labels import name_points
-from perturbdiff.pl._panels import finish, make_panels
+from perturbdiff.pl._panels import check_save, finish, make_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,8 +59,9 @@ def response(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     ConfigError
-        When the number of panels given does not fit.
+        When the number of panels given does not fit, or ``save`` is of no known kind.
     """
+    check_save(save)
     comparison = compare(pred, reference)
     panels = make_panels(len(comparison.conditions), ax, size=4.2)
     for panel, condition in zip(panels, comparison.conditions, strict=True):

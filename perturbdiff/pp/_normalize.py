@@ -11,7 +11,7 @@ from perturbdiff._errors import ConfigError
 from perturbdiff._logging import logger
 from perturbdiff.data._checks import check_values, resolve_scale
 from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
-from perturbdiff.data._matrix import log1p_per_depth, read_matrix
+from perturbdiff.data._matrix import gene_names, log1p_per_depth, read_matrix
 
 
 def normalize(
@@ -46,9 +46,12 @@ def normalize(
         When the numbers are no counts; tells what else in the file is.
     ScaleError
         When the file declares another scale, or holds a subset of the genes and no library sizes.
+    GeneError
+        When there are no genes, or one is there twice.
     ConfigError
-        When the file is backed and would be written to.
+        When it is no AnnData, or is backed and would be written to.
     """
+    gene_names(adata)
     if adata.isbacked:
         if not copy:
             raise ConfigError(

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from perturbdiff._constants import DEPTH, UNS_KEY
 from perturbdiff._errors import MetricError
+from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Condition, label_of
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.metrics import (
@@ -86,7 +87,7 @@ def score(
     key_added
         Where in ``uns`` the table is written.
     seed
-        Of subsampling and of the baselines' cells.
+        Seed of subsampling and of the baselines' cells.
     copy
         Return a new AnnData and leave this one as it is.
 
@@ -110,6 +111,7 @@ def score(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     """
+    seed = whole_number("seed", seed, least=0)
     table = _table(compare(pred, reference), str(pred.uns[UNS_KEY].get("model", "model")), seed)
     target = pred.copy() if copy else pred
     target.uns[key_added] = table

@@ -1,0 +1,204 @@
+"""What a newcomer types wrongly is refused by name, where no type checker helps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import perturbdiff as ptd
+from perturbdiff import _errors
+
+CASES = {
+    "a path for cells": ("ptd.tl.predict('cells.h5ad', model, **ask)", "read_h5ad('cells.h5ad')"),
+    "a path to register": (
+        "ptd.SetDiffusion.from_anndata('cells.h5ad', **columns)",
+        "read_h5ad('cells.h5ad')",
+    ),
+    "a path to fit": ("ptd.MeanShift(model.registry).fit('cells.h5ad')", "must be an AnnData"),
+    "a path to score": ("ptd.tl.score(pred, reference='cells.h5ad')", "reference = 'cells.h5ad'"),
+    "a path to draw": ("ptd.pl.response('pred.h5ad', reference=adata)", "pred = 'pred.h5ad'"),
+    "a path to normalise": ("ptd.pp.normalize('cells.h5ad')", "must be an AnnData"),
+    "a path for a model": ("ptd.tl.predict(adata, 'bundle', **ask)", "model = 'bundle'"),
+    "no contexts": ("model.predict(adata, **ask, contexts=[])", "contexts = []"),
+    "a context of nothing": ("model.predict(adata, **ask, contexts=[{}])", "'cell_type': ..."),
+    "contexts without names": ("model.predict(adata, **ask, contexts=['NK'])", "'cell_type': ..."),
+    "part of a cell": (
+        "model.predict(adata, **ask, n_cells=1.5)",
+        "n_cells = 1.5: must be a whole",
+    ),
+    "cells in words": ("model.predict(adata, **ask, n_cells='9')", "must be a whole number"),
+    "no seed": ("model.predict(adata, **ask, seed=None)", "seed = None: must be a whole number"),
+    "a seed in words": ("model.predict(adata, **ask, seed='a')", "must be a whole number"),
+    "a negative seed": ("model.fit(adata, seed=-1)", "seed = -1: must be at least 0"),
+    "a score's seed": ("ptd.tl.score(pred, reference=adata, seed=0.5)", "seed = 0.5"),
+    "a diffusion's seed": (
+        "ptd.SetDiffusion(model.registry).fit(adata, seed='a')",
+        "seed = 'a': must be a whole number",
+    ),
+    "genes in words": (
+        "ptd.MeanShift.from_anndata(adata, **columns).fit(adata, n_top_genes='many')",
+        "n_top_genes = 'many'",
+    ),
+    "a misspelt setting": ("ptd.TrainConfig(max_step=3)", "Did you mean 'max_steps'?"),
+    "part of a step": ("ptd.TrainConfig(max_steps=2.5)", "train.max_steps = 2.5: must be a whole"),
+    "a truth value": ("ptd.SampleConfig(n_steps=True)", "must be a whole number"),
+    "no number": ("ptd.TrainConfig(learning_rate=float('nan'))", "must be a number"),
+    "an unknown sampler": ("ptd.SampleConfig(sampler='ddim')", "must be one of euler, heun"),
+    "a misspelt column": (
+        "ptd.MeanShift.from_anndata(adata, perturbation='condition')",
+        "Did you mean 'perturbation_key'?",
+    ),
+    "a baseline that samples": (
+        "ptd.tl.predict(adata, model, **ask, sample=ptd.SampleConfig())",
+        "leave sample out",
+    ),
+    "control as a question": ("model.predict(adata, perturbations=['CTRL'])", "nearly control"),
+    "control in capitals": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'control': 'CTRL'}))",
+        "Did you mean 'ctrl'?",
+    ),
+    "another case of a context": (
+        "model.predict(adata, **ask, contexts=[{'cell_type': 'Nk'}])",
+        "Did you mean 'NK'?",
+    ),
+    "part of a context's name": (
+        "model.predict(adata, **ask, contexts=[{'cell_type': 'Monocytes'}])",
+        "Did you mean 'CD14 Monocytes'?",
+    ),
+    "no genes": ("model.predict(adata[:, []], **ask)", "no genes"),
+    "no genes to register": ("ptd.MeanShift.from_anndata(adata[:, []], **columns)", "no genes"),
+    "a picture of no kind": (
+        "ptd.pl.response(pred, reference=adata, save='x.xyz')",
+        "save = 'x.xyz': must end in one of",
+    ),
+}
+SCRIPT = """
+import json, sys
+import anndata
+import perturbdiff as ptd
+adata = anndata.read_h5ad(sys.argv[1])
+columns = dict(perturbation_key="condition", control="ctrl", covariate_keys=["cell_type"],
+               scale="counts")
+model = ptd.MeanShift.from_anndata(adata, **columns).fit(adata)
+ask = dict(perturbations=["A"])
+pred = model.predict(adata, **ask, n_cells=8)
+said = {}
+for name, code in json.loads(sys.stdin.read()).items():
+    try:
+        eval(code)
+        said[name] = ["nothing", ""]
+    except Exception as error:
+        said[name] = [type(error).__name__, str(error)]
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(toy, tmp_path_factory):
+    """Error and message of every case, in a process without the type checks of the tests."""
+    folder = tmp_path_factory.mktemp("misuse")
+    kinds = ["NK", "B", "CD14 Monocytes", "CD4 T", "CD8 T", "DC", "pDC"]
+    toy(cell_types=kinds, n_each=10).write_h5ad(folder / "cells.h5ad")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, folder / "cells.h5ad"],
+        input=json.dumps({name: code for name, (code, _) in CASES.items()}),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("*.xyz"))
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_refused_by_name(said, case):
+    kind, message = said[case]
+    assert issubclass(getattr(_errors, kind, int), _errors.PerturbDiffError), (kind, message)
+    assert CASES[case][1] in message
+
+
+def test_the_nearest_name_is_always_told():
+    known = [f"T{number}" for number in range(20)] + ["CD14+ Monocytes"]
+    assert _errors.nearest("monocytes", known) == "Did you mean 'CD14+ Monocytes'?"
+    assert _errors.nearest("t19", known) == "Did you mean 'T19'?"
+    far = _errors.nearest("XQ9", known)
+    assert far.startswith("Nearest: 'T9'. Known: 'T0', ")
+    assert far.endswith("(21 in all).")
+    assert _errors.nearest("x", []) == "Known: none."
+    assert _errors.nearest("x", ["alpha", "beta"]) == "Known: 'alpha', 'beta'."
+
+
+def test_few_control_cells_are_warned_about(toy, caplog):
+    adata = toy(n_each=12)
+    columns = {"perturbation_key": "condition", "control": "ctrl", "scale": "counts"}
+    model = ptd.MeanShift.from_anndata(adata, **columns, covariate_keys=["cell_type"]).fit(adata)
+    lone = (adata.obs["condition"] != "ctrl") | (adata.obs["cell_type"] != "NK")
+    lone.iloc[12] = True
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        model.predict(adata, perturbations=["A"], n_cells=4)
+        assert not caplog.text
+        model.predict(adata[lone.to_numpy()], perturbations=["A"], n_cells=4)
+    assert "fewer than 10 control cells" in caplog.text
+    assert "'NK (1)'" in caplog.text
+    assert "'T (" not in caplog.text
+
+
+def test_doses_beyond_the_trained_ones_are_marked_and_warned_about(toy, caplog):
+    adata = toy(["ctrl", "A", "B"], cell_types=["T", "NK"], n_each=12)
+    adata.obs["dose"] = [0.0] * 24 + [1.0, 2.0, 4.0] * 8 + [10.0] * 24
+    columns = {"perturbation_key": "condition", "control": "ctrl", "covariate_keys": ["cell_type"]}
+    model = ptd.MeanShift.from_anndata(adata, **columns, scale="counts", dose_key="dose").fit(adata)
+    ask = {"perturbations": ["A", "B"], "contexts": [{"cell_type": "T"}], "n_cells": 4}
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        inside = model.predict(adata, **(ask | {"perturbations": ["A"]}), doses=[1, 4])
+        assert not caplog.text
+        pred = model.predict(adata, **ask, doses=[2, 10])
+    assert inside.uns["perturbdiff"]["support"]["supported"].tolist() == [True, True]
+    support = pred.uns["perturbdiff"]["support"]
+    assert support["supported"].tolist() == [True, False, False, True]
+    assert support["reason"].tolist() == [
+        "", "dose of A 10 is outside 1 to 4", "dose of B 2 is outside 10 to 10", "",
+    ]  # fmt: skip
+    assert "extrapolated" in caplog.text
+
+
+def test_empty_control_cells_are_nobodys_partner(toy, caplog):
+    """Their library size is zero, so that counts of theirs have no share."""
+    adata = toy(n_each=12)
+    adata.X = adata.X.toarray()
+    adata.X[:3] = 0
+    columns = {"perturbation_key": "condition", "control": "ctrl", "covariate_keys": ["cell_type"]}
+    model = ptd.MeanShift.from_anndata(adata, **columns, scale="counts").fit(adata)
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        pred = model.predict(adata, perturbations=["A"], contexts=[{"cell_type": "T"}], n_cells=20)
+    assert "left out 3 control cells without counts" in caplog.text
+    assert (pred.obs["library_size"] > 0).all()
+    adata.X[:12] = 0
+    with pytest.raises(_errors.LabelError, match=r"All control cells of \('T',\) are empty"):
+        model.predict(adata, perturbations=["A"], n_cells=4)
+
+
+def test_too_few_genes_to_infer_the_others_are_refused(simulated_cells, small_model, caplog):
+    genes = list(small_model.registry.genes)
+    ask = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}], "n_cells": 4}
+    with pytest.raises(_errors.GeneOverlapError, match=r"Only 2 of the 30 genes.*\(7%\)"):
+        small_model.predict(simulated_cells[:, genes[:2]], **ask, missing_genes="infer")
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        small_model.predict(simulated_cells[:, genes[:15]], **ask, missing_genes="infer")
+    assert "lacks 15 of the 30 genes of the model (50 %)" in caplog.text
+
+
+def test_fewer_variable_genes_than_asked_for_are_told_once(toy, caplog):
+    adata = toy(n_each=12)
+    adata.X = adata.X.toarray()
+    adata.X[:, 6:] = 0
+    columns = {"perturbation_key": "condition", "control": "ctrl", "scale": "counts"}
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        model = ptd.MeanShift.from_anndata(adata, **columns).fit(adata, n_top_genes=9)
+    n_genes = len(model.registry.genes)
+    assert n_genes < 9
+    assert caplog.text.count(f"only {n_genes} genes vary; n_top_genes = 9") == 1
