@@ -24,7 +24,7 @@ from perturbdiff.autoregressive._sampling import Sampling
 _BIN = 1 << 20
 _GENE = 1 << 21
 _STOP = stream_key(0, "no further gene")
-_LOOK_EVERY = 8  # calls, where only the device knows whether all cells are done
+_LOOK_EVERY = 8  # calls, where to look whether all cells are done is to wait for the device
 
 
 @dataclass(kw_only=True)
@@ -224,6 +224,7 @@ def decode(
     Bin of every gene, and how often the network was called.
     """
     cells, n_calls, reach = decoding.begin(cache, keys), 0, 0
+    every = 1 if keys.device.type == "cpu" else _LOOK_EVERY
     while True:
         reach = min(reach + decoding.stride, decoding.n_genes)
         decoding.advance(cells, reach=reach)
@@ -231,6 +232,6 @@ def decode(
         if decoding.ends_on_time:
             if n_calls == decoding.n_genes:
                 break
-        elif (n_calls % _LOOK_EVERY == 0 or reach == decoding.n_genes) and bool(cells.done.all()):
+        elif (n_calls % every == 0 or reach == decoding.n_genes) and bool(cells.done.all()):
             break
     return cells.bins, n_calls

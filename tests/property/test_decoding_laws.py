@@ -262,7 +262,7 @@ def test_cells_that_stop_early_end_the_call_early():
     made.network.choose.bias.data[-1] = 50.0  # stop at once
     found, n_calls = decode(made, caches(made.network, 2), keys_of(2))
     assert not found.any()
-    assert n_calls < G
+    assert n_calls == 1
 
 
 def test_a_cell_may_say_every_gene():
