@@ -5,6 +5,7 @@ control partners.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -17,9 +18,9 @@ import perturbdiff.prior as on_arrays
 from perturbdiff._errors import ConfigError, NotFittedError
 from perturbdiff.config import NetworkConfig, SampleConfig
 from perturbdiff.config._checks import whole_number
-from perturbdiff.data import Condition
+from perturbdiff.data import Condition, Registry
 from perturbdiff.data._splits import Holdout
-from perturbdiff.model._bundle import Parts
+from perturbdiff.model._bundle import Parts, write_bundle
 from perturbdiff.model._cells import SET_SIZE, moved_cells, transported_cells
 from perturbdiff.model._predictor import (
     Predictor,
@@ -30,23 +31,25 @@ from perturbdiff.model._predictor import (
     written_baselines,
 )
 from perturbdiff.model._questions import Controls
+from perturbdiff.model._saved import baseline_parts, restore_baseline
 from perturbdiff.model._training_data import prepare, prior_features
-from perturbdiff.prior._state import summaries_to_state
 
 
 class BaselinePredictor(Predictor):
     """A baseline that states a mean, and control cells brought to that mean."""
 
     baseline: ClassVar[type[on_arrays.Baseline]]
+    kind: ClassVar[str]  # name of the baseline in tables and bundles
+    seed = 0
     split_hash = ""
+    _checksum: str | None = None
     _fitted: on_arrays.Baseline | None = None
     _mean: np.ndarray
     _loadings: np.ndarray
 
-    @property
-    def kind(self) -> str:
-        """Name of the baseline in tables."""
-        return self.baseline.name
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.kind = cls.baseline.name
 
     @property
     def fitted(self) -> on_arrays.Baseline:
@@ -101,6 +104,7 @@ class BaselinePredictor(Predictor):
         features = prior_features(data.registry.features)
         self._fitted = self.baseline().fit(data.summaries, features=features, seed=seed)
         self._mean, self._loadings = data.mean, data.loadings
+        self.seed, self._checksum = seed, None
         self.registry, self.split_hash = data.registry, data.split_hash
         return self
 
@@ -211,12 +215,48 @@ class BaselinePredictor(Predictor):
 
     @property
     def checksum(self) -> str:
-        """Fingerprint of what was learnt from: names, and means and variances per condition."""
-        state = summaries_to_state(self.fitted.conditions)
-        arrays = {k: torch.from_numpy(v) for k, v in state.items() if isinstance(v, np.ndarray)}
-        plain = {key: value for key, value in state.items() if key not in arrays}
+        """Fingerprint of what was learnt, the same before saving and after loading."""
+        if self._checksum is None:
+            self._checksum = self._parts().checksum
+        return self._checksum
+
+    def save(self, path: str | Path) -> None:
+        """Save as one folder of JSON and safetensors that :func:`~perturbdiff.load` reads.
+
+        Parameters
+        ----------
+        path
+            Folder to make.
+
+        Raises
+        ------
+        BundleError
+            When there is something at that path already.
+        NotFittedError
+            Before ``fit``.
+        """
+        write_bundle(self._parts(), Path(path))
+
+    def _parts(self) -> Parts:
+        plain, arrays = baseline_parts(self.fitted)
+        plain["fit"] = {"seed": self.seed, "split_hash": self.split_hash}
         plain["registry"] = self.registry.to_json()
-        return Parts(kind=self.kind, plain=plain, arrays=arrays).checksum
+        own = {"mean": self._mean, "loadings": self._loadings}
+        arrays |= {name: torch.from_numpy(array) for name, array in own.items()}
+        return Parts(kind=self.kind, plain=plain, arrays=arrays)
+
+    @classmethod
+    def from_parts(cls, parts: Parts) -> Self:
+        """The baseline that these are the parts of."""
+        made = cls(Registry.from_json(parts.plain["registry"]))
+        made.seed, made.split_hash = parts.plain["fit"]["seed"], parts.plain["fit"]["split_hash"]
+        made._fitted = restore_baseline(cls.baseline, made.registry, parts, seed=made.seed)
+        made._mean, made._loadings = (parts.arrays[name].numpy() for name in ("mean", "loadings"))
+        return made
+
+    def to(self, device: str | torch.device) -> Self:
+        """The baseline itself: it has no network that could be elsewhere."""
+        return self
 
     def _transported(
         self,

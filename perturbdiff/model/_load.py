@@ -1,20 +1,26 @@
 """Opening a saved model, whatever kind it is."""
 
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
 from perturbdiff._errors import BundleError, listed
+from perturbdiff.model._baselines import BaselinePredictor
 from perturbdiff.model._bundle import read_bundle
 from perturbdiff.model._causal_baseline import CausalBaseline
 from perturbdiff.model._set_diffusion import SetDiffusion
 
-_KINDS: dict[str, type[SetDiffusion] | type[CausalBaseline]] = {
-    model.kind: model for model in (SetDiffusion, CausalBaseline)
+Saved: TypeAlias = "SetDiffusion | CausalBaseline | BaselinePredictor"
+_BASELINES: list[type[BaselinePredictor]] = BaselinePredictor.__subclasses__()
+_KINDS: dict[str, type[SetDiffusion] | type[CausalBaseline] | type[BaselinePredictor]] = {
+    SetDiffusion.kind: SetDiffusion,
+    CausalBaseline.kind: CausalBaseline,
+    **{baseline.kind: baseline for baseline in _BASELINES},
 }
 
 
-def load(path: str | Path, *, device: str | torch.device = "cpu") -> SetDiffusion | CausalBaseline:
+def load(path: str | Path, *, device: str | torch.device = "cpu") -> Saved:
     """Open a model that was saved.
 
     Parameters

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from perturbdiff.config import NetworkConfig, TrainConfig
 from perturbdiff.data import Condition, Registry
+from perturbdiff.model._bundle import Parts
 from perturbdiff.model._fitted import Fitted, Responding
 from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._learning import new_task
 from perturbdiff.model._training_data import prior_features
 from perturbdiff.nn import ExpressionCodec
-from perturbdiff.prior import EffectPrior, MixtureLogRatio
+from perturbdiff.prior import Baseline, EffectPrior, MixtureLogRatio
 from perturbdiff.prior._carried import ClassifierCache
 from perturbdiff.prior._dispersion import ResponseDispersion
+from perturbdiff.prior._state import summaries_from_state, summaries_to_state
 
 _ARRAYS = ("mean", "loadings")
 _NUMBERS = ("dependence", "n_shown", "steps")
@@ -45,13 +47,7 @@ def fitted_parts(
     -------
     Contents of ``settings.json`` and ``prior.json``, and tensors by name.
     """
-    prior = fitted.prior.state()
-    prior["context.axes"] = prior["context.axes"][:0]
-    prior["context.kept"] = [0 for _ in prior["context.kept"]]
-    classifiers = fitted.mixture.classifiers.state(fitted.mixture.conditions)
-    prior["classifiers"] = len(classifiers)
-    for number, classifier in enumerate(classifiers):
-        prior |= {f"classifier.{number}.{key}": value for key, value in classifier.items()}
+    prior = without_cells(fitted.prior.state(), fitted.mixture)
     plain, arrays = _apart(prior)
     tensors = {
         **prefixed("denoiser", network.state_dict()),
@@ -98,9 +94,7 @@ def restore_shared(
     """What every fitted model holds beside its network, by name."""
     settings = plain["settings"]
     state = {**plain["prior"], **_numpy(under("prior", tensors))}
-    classifiers = ClassifierCache.from_state(
-        [under(f"classifier.{number}", state) for number in range(state["classifiers"])]
-    )
+    classifiers = _classifiers(state)
     prior = EffectPrior.from_state(state, classifiers=classifiers)
     features = prior_features(registry.features)
     conditions = [Condition(c.members, c.context.covariates) for c in prior.conditions]
@@ -116,6 +110,48 @@ def restore_shared(
         "loadings": tensors["loadings"].numpy(),
         **{name: settings[name] for name in _NUMBERS},
     }
+
+
+def baseline_parts(baseline: Baseline) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Plain values and tensors of a fitted baseline, without any cell."""
+    if isinstance(baseline, EffectPrior):
+        mixture = MixtureLogRatio(classifiers=baseline.classifiers).fit(baseline.conditions)
+        plain, arrays = _apart(without_cells(baseline.state(), mixture))
+    else:
+        known = baseline if isinstance(baseline, MixtureLogRatio) else None
+        plain, arrays = _apart(without_cells(summaries_to_state(baseline.conditions), known))
+    return {"prior": plain}, prefixed("prior", _tensors(arrays))
+
+
+def restore_baseline(
+    kind: type[Baseline], registry: Registry, parts: Parts, *, seed: int
+) -> Baseline:
+    """The baseline that :func:`baseline_parts` was taken from."""
+    state = {**parts.plain["prior"], **_numpy(under("prior", parts.arrays))}
+    classifiers = _classifiers(state)
+    if issubclass(kind, EffectPrior):
+        return kind.from_state(state, classifiers=classifiers)
+    made = kind(classifiers=classifiers) if issubclass(kind, MixtureLogRatio) else kind()
+    features = prior_features(registry.features)
+    return made.fit(summaries_from_state(state), features=features, seed=seed)
+
+
+def without_cells(state: Mapping[str, Any], mixture: MixtureLogRatio | None) -> dict[str, Any]:
+    """State of a prior; what was learnt from single control cells is kept as coefficients."""
+    kept = dict(state)
+    kept["context.axes"] = kept["context.axes"][:0]
+    kept["context.kept"] = [0 for _ in kept["context.kept"]]
+    known = [] if mixture is None else mixture.classifiers.state(mixture.conditions)
+    kept["classifiers"] = len(known)
+    for number, classifier in enumerate(known):
+        kept |= {f"classifier.{number}.{key}": value for key, value in classifier.items()}
+    return kept
+
+
+def _classifiers(state: Mapping[str, Any]) -> ClassifierCache:
+    return ClassifierCache.from_state(
+        [under(f"classifier.{number}", state) for number in range(state["classifiers"])]
+    )
 
 
 def _apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

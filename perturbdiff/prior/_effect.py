@@ -179,6 +179,11 @@ class EffectPrior(Baseline):
             raise UndefinedBaselineError(msg)
         return np.stack([answers[c.key] for c in self.conditions])
 
+    @property
+    def classifiers(self) -> ClassifierCache:
+        """What tells contexts apart."""
+        return self._classifiers
+
     def state(self) -> State:
         """Everything that answers depend on, as arrays and plain values."""
         state = summaries_to_state(self.conditions)

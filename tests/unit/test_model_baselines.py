@@ -9,6 +9,7 @@ import perturbdiff as ptd
 from perturbdiff import prior
 from perturbdiff._errors import (
     ConfigError,
+    GeneError,
     NotFittedError,
     ScaleError,
     SplitError,
@@ -253,3 +254,47 @@ def test_moved_cells_are_clipped_at_zero():
 def test_faces_and_arrays_share_their_names():
     for face in [*FACES, ptd.Additive]:
         assert face.baseline is getattr(prior, face.__name__)
+
+
+# Kept and asked like any other model
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_loaded_baseline_answers_to_the_bit(face, simulated_cells, tmp_path):
+    model = fitted(face, simulated_cells, seed=3)
+    model.save(tmp_path / "bundle")
+    loaded = ptd.load(tmp_path / "bundle")
+    assert type(loaded) is face
+    assert (loaded.checksum, loaded.seed, loaded.split_hash) == (
+        model.checksum, 3, model.split_hash,
+    )  # fmt: skip
+    ask = {"perturbations": ["P1", "P2"], "contexts": T1, "n_cells": 20, "seed": 1}
+    ours, theirs = (each.predict(simulated_cells, **ask) for each in (model, loaded))
+    assert (ours.layers["counts"] != theirs.layers["counts"]).nnz == 0
+    assert np.array_equal(stated(ours, face.kind), stated(theirs, face.kind))
+    loaded.save(tmp_path / "again")
+    for file in (tmp_path / "bundle").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
+
+
+def test_an_unfitted_baseline_has_nothing_to_save(simulated_cells, tmp_path):
+    with pytest.raises(NotFittedError, match="not fitted"):
+        ptd.MeanShift.from_anndata(simulated_cells, **COLUMNS).save(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("cells", ["transport", "shift"])
+@pytest.mark.parametrize("face", [ptd.CopyControl, ptd.MeanShift, ptd.EffectPrior])
+def test_absent_genes_are_refused_or_inferred(face, cells, simulated_cells):
+    """At the level of known contexts; here they have the mean that is stated."""
+    model = fitted(face, simulated_cells)
+    genes = list(model.registry.genes)
+    part = simulated_cells[:, genes[:20]]
+    ask = {"perturbations": ["P1"], "contexts": T1, "n_cells": 200, "cells": cells}
+    with pytest.raises(GeneError, match="missing_genes='infer'"):
+        model.predict(part, **ask)
+    pred = model.predict(part, **ask, missing_genes="infer")
+    assert list(pred.var_names) == genes
+    moved, wanted = pred.X.toarray()[:, 20:], stated(pred, face.kind)[20:]
+    assert wanted.max() > 0.3
+    error = 4 * moved.std(0) / 200**0.5 + 0.1
+    assert (np.abs(moved.mean(0) - wanted) < error).all()
