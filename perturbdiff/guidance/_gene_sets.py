@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,7 +191,7 @@ class Observed(Constraint):
     """
 
     genes: Sequence[str]
-    values: np.ndarray
+    values: Any  # becomes an array, cells or one row × genes
     scale: ScaleName = field(default="log1p", kw_only=True)
 
     def __post_init__(self) -> None:

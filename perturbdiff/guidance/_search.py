@@ -5,9 +5,9 @@ them; every wanted set is searched by itself, so what else is asked stays invisi
 B candidates, W wanted sets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,6 +29,7 @@ class Candidates(Sets):
     draw_key: Int[Tensor, "sets cells"]  # of the random numbers that counts are made from
 
 
+@runtime_checkable
 class Course(Protocol):
     """Takes candidates along a schedule of ``n_steps`` intervals, and judges them."""
 
@@ -111,11 +112,7 @@ def search(way: Search, course: Course, owners: Sequence[int], *, seed: int) -> 
         return _branched(course, owners, k=way.k, share=min(way.share, course.n_steps))
     if isinstance(way, Particles):
         return _particles(way, course, owners, seed=seed)
-    found = [_DepthFirst(way, course, owner).run() for owner in owners]
-    return Found(
-        kept=Candidates.join([each.kept for each in found]),
-        tree=[node for each in found for node in each.tree],
-    )
+    return _depth_first(way, course, owners)
 
 
 def _chosen(energy: Tensor, satisfied: Tensor, n_each: int) -> Int[Tensor, " wanted"]:
@@ -228,8 +225,45 @@ def _copy_number(pick: Tensor) -> Tensor:
     return torch.tril(same, diagonal=-1).sum(2)
 
 
+Stretch = tuple[Candidates, int, int]  # to be taken from one step to another
+Outcome = tuple[Candidates, float, bool]  # where it got, its energy, whether it obeys
+
+
+def _depth_first(way: DepthFirst, course: Course, owners: Sequence[int]) -> Found:
+    """Every set has a search of its own; stretches that they wait for are run together."""
+    searches = [_DepthFirst(way, course, owner) for owner in owners]
+    running = {number: one.stretches() for number, one in enumerate(searches)}
+    waiting = {number: next(way) for number, way in running.items()}
+    while waiting:
+        ends = {(first, last) for _, first, last in waiting.values()}
+        for first, last in sorted(ends):
+            numbers = [n for n, stretch in waiting.items() if stretch[1:] == (first, last)]
+            outcomes = _run_together(course, [waiting[n] for n in numbers])
+            for number, outcome in zip(numbers, outcomes, strict=True):
+                try:
+                    waiting[number] = running[number].send(outcome)
+                except StopIteration:
+                    del waiting[number]
+    found = [one.found() for one in searches]
+    return Found(
+        kept=Candidates.join([each.kept for each in found]),
+        tree=[node for each in found for node in each.tree],
+    )
+
+
+def _run_together(course: Course, stretches: Sequence[Stretch]) -> list[Outcome]:
+    _, first, last = stretches[0]
+    there = course.advance(Candidates.join([one for one, _, _ in stretches]), first, last)
+    satisfied = torch.zeros(len(there.owner), dtype=torch.bool)
+    if last == course.n_steps:
+        there, energy, satisfied = course.verdict(there)
+    else:
+        energy = course.promise(there)
+    return [(there[i : i + 1], float(energy[i]), bool(satisfied[i])) for i in range(len(stretches))]
+
+
 class _DepthFirst:
-    """Search of one wanted set."""
+    """Search of one wanted set: asks for stretches to be run, and is told what came of them."""
 
     def __init__(self, way: DepthFirst, course: Course, owner: int) -> None:
         self.way, self.course, self.owner = way, course, owner
@@ -241,31 +275,39 @@ class _DepthFirst:
         self.seen = [float("inf")] * (levels + 1)
         self.forks = 0
 
-    def run(self) -> Found:
-        self._visit(self.course.start([self.owner], 1), 0, parent=-1)
+    def stretches(self) -> Generator[Stretch, Outcome, None]:
+        """What is to be run, one after another."""
+        yield from self._visit(self.course.start([self.owner], 1), 0, parent=-1)
+
+    def found(self) -> Found:
+        """The best that was reached."""
         assert self.best is not None  # one trajectory is always finished
         _, kept, number = self.best
         tree = [replace(node, kept=node.node == number) for node in self.tree]
         return Found(kept=kept, tree=tree)
 
-    def _visit(self, here: Candidates, depth: int, *, parent: int) -> bool:
+    def _visit(
+        self, here: Candidates, depth: int, *, parent: int
+    ) -> Generator[Stretch, Outcome, bool]:
         """Whether an obeying set was found below."""
         waiting: list[tuple[float, int, Candidates]] = []
         for child in range(self.way.width):
             if not self._affordable(depth):
                 break
-            energy, number, there = self._step(here, depth, child=child, parent=parent)
+            energy, number, there = yield from self._step(here, depth, child=child, parent=parent)
             if depth + 2 == len(self.edges):
                 if self.tree[number].satisfied:
                     return True
             elif energy <= self.seen[depth]:
                 self.seen[depth] = energy
-                if self._visit(there, depth + 1, parent=number):
+                if (yield from self._visit(there, depth + 1, parent=number)):
                     return True
             else:
                 waiting.append((energy, number, there))
         for _, number, there in sorted(waiting, key=lambda item: item[:2]):
-            if self._affordable(depth + 1) and self._visit(there, depth + 1, parent=number):
+            if not self._affordable(depth + 1):
+                continue
+            if (yield from self._visit(there, depth + 1, parent=number)):
                 return True
         return False
 
@@ -279,21 +321,15 @@ class _DepthFirst:
 
     def _step(
         self, here: Candidates, depth: int, *, child: int, parent: int
-    ) -> tuple[float, int, Candidates]:
+    ) -> Generator[Stretch, Outcome, tuple[float, int, Candidates]]:
         first, last = self.edges[depth], self.edges[depth + 1]
         if child:
             self.forks += 1
             here = self.course.part(here, torch.tensor([self.forks]), at=first, redraw=True)
-        there = self.course.advance(here, first, last)
+        there, energy, satisfied = yield here, first, last
         self.left -= self.course.calls(first, last)
         ended = last == self.course.n_steps
-        satisfied = False
-        if ended:
-            there, energies, verdicts = self.course.verdict(there)
-            satisfied = bool(verdicts[0])
-        else:
-            energies = self.course.promise(there)
-        energy, number = float(energies[0]), len(self.tree)
+        number = len(self.tree)
         self.tree.append(
             Node(
                 owner=self.owner, node=number, parent=parent, first=first, last=last,

@@ -181,7 +181,9 @@ def truncated_uniform(
         added = np.where(
             k - counts < 0, 0.0, special.pdtr(np.maximum(k - counts, 0), rate * size.numpy())
         )
-        kept = special.bdtr(np.clip(k, 0, counts), counts, np.clip(rate, 0, 1))
+        kept = special.betainc(  # that a binomial count is at most k
+            np.maximum(counts - k, 1e-9), np.maximum(k, 0) + 1, 1 - np.clip(rate, 0, 1)
+        )
         kept = np.where(k < 0, 0.0, np.where(k >= counts, 1.0, kept))
         found: np.ndarray = np.where(transport.adds.numpy(), added, kept)
         return np.where(np.isinf(k), 1.0, found)
