@@ -26,6 +26,15 @@ def declared_scale(adata: AnnData) -> Scale | None:
     return None if scale is None else known_scale(str(scale))
 
 
+def is_prediction(adata: AnnData) -> bool:
+    """Whether the cells were made by a model, under promises that leave library sizes as they are.
+
+    Their counts may then be more than the library size, which no measured cell's are.
+    """
+    entry = adata.uns.get(UNS_KEY)
+    return hasattr(entry, "get") and "reading" in entry
+
+
 def known_scale(scale: str) -> Scale:
     """The scale itself, refused by name when this package does not know it."""
     if scale not in SCALES:
@@ -116,7 +125,8 @@ def _check_log(matrix: sp.csr_array, *, whole: bool, adata: AnnData, layer: str 
     if layer is None and base is not None:
         msg = f"{where} holds logarithms of base {base}; log1p_cp10k has natural ones. {hint}"
         raise ScaleError(msg.rstrip())
-    if (highest := float(matrix.data.max())) > 1.001 * np.log1p(DEPTH):
+    highest = float(matrix.data.max())
+    if highest > 1.001 * np.log1p(DEPTH) and not is_prediction(adata):
         msg = f"{where} holds {highest:.4g}, more than log1p of counts per 10,000 can be. {hint}"
         raise ScaleError(msg.rstrip())
     linear = sp.csr_array(
@@ -127,7 +137,7 @@ def _check_log(matrix: sp.csr_array, *, whole: bool, adata: AnnData, layer: str 
     depth = depth[depth > 0]
     constant = len(depth) > 1 and bool(np.ptp(depth) < 1e-3 * depth.mean())
     off = bool((depth > 1.02 * DEPTH).any()) or (constant and depth.mean() < 0.98 * DEPTH)
-    if off:
+    if off and not is_prediction(adata):
         msg = (
             f"{where} is declared as log1p of counts per 10,000, but undoing the logarithm gives "
             f"{float(np.median(depth)):,.0f} per cell (median). {hint}"

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from perturbdiff._errors import ExpressionError, ScaleError
 from perturbdiff._typing import Scale
+from perturbdiff.data._checks import is_prediction
 from perturbdiff.data._labels import column_of
 from perturbdiff.data._matrix import row_sums
 
@@ -63,7 +64,8 @@ def library_sizes(
     totals = row_sums(matrix) if scale == "counts" else None
     if key is not None:
         sizes = _column(adata.obs, key, rows)
-        if totals is not None and bool((sizes < totals * (1 - 1e-6)).any()):
+        too_small = totals is not None and bool((sizes < totals * (1 - 1e-6)).any())
+        if totals is not None and too_small and not is_prediction(adata):
             worst = int(np.argmax(totals - sizes))
             msg = (
                 f"obs[{key!r}] is {sizes[worst]:g} where the counts of cell "
@@ -79,6 +81,17 @@ def library_sizes(
         )
         raise ScaleError(msg)
     return totals
+
+
+def sizes_of_made_cells(
+    counts: sp.csr_array, partner: Float[np.ndarray, " cells"]
+) -> Float[np.ndarray, " cells"]:
+    """Library sizes of cells that were made from others.
+
+    A cell has that of its partner, whose counts of all the genes that are not modelled it is taken
+    to keep, unless its own counts are more than that: no cell has more counts than its library.
+    """
+    return np.maximum(partner, row_sums(counts))
 
 
 def subset_evidence(adata: AnnData, measured: tuple[str, ...]) -> str:

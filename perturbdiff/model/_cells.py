@@ -16,6 +16,7 @@ from torch import Tensor
 
 from perturbdiff._random import cell_keys, gene_lanes, uniform
 from perturbdiff.config import SampleConfig
+from perturbdiff.data._library import sizes_of_made_cells
 from perturbdiff.model._fitted import PILOT_CELLS
 from perturbdiff.model._questions import partner_rows
 from perturbdiff.prior import draw_counts, shifted_cells, solve_transport
@@ -54,7 +55,7 @@ def transported_cells(
 
     Returns
     -------
-    Counts, and library sizes of the partners.
+    Counts, and library sizes: those of the partners, or the sum of the counts where it is more.
     """
     rows = partner_rows(
         len(library_size_R), max(n_cells, PILOT_CELLS), seed=seed, condition=condition
@@ -78,7 +79,8 @@ def transported_cells(
             uniform_NG=uniform(keys[block], lanes),
         )
         parts.append(sp.csr_array(drawn.numpy()))
-    return sp.csr_array(sp.vstack(parts, format="csr")), size_N[:n_cells]
+    made = sp.csr_array(sp.vstack(parts, format="csr"))
+    return made, sizes_of_made_cells(made, size_N[:n_cells])
 
 
 def moved_cells(

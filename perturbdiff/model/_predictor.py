@@ -21,6 +21,7 @@ from perturbdiff._errors import (
 from perturbdiff._logging import logger
 from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode
 from perturbdiff.data._comparison import reading_notes
+from perturbdiff.data._library import sizes_of_made_cells
 from perturbdiff.model._panel import Panel, on_all_genes
 from perturbdiff.model._questions import Controls
 from perturbdiff.prior import Baseline, ConditionSummary
@@ -232,12 +233,17 @@ def answer(
     conditions: Sequence[Condition],
     set_size: int,
     provenance: Mapping[str, Any],
+    promised: bool = False,
 ) -> AnnData:
-    """Cells of several conditions as one AnnData."""
+    """Cells of several conditions as one AnnData; library sizes stay where values were promised."""
     sizes = [part.shape[0] for part in parts]
+    cells = sp.csr_array(sp.vstack(parts, format="csr"))
+    library_size = None if library_sizes is None else np.concatenate(library_sizes)
+    if library_size is not None and not promised:
+        library_size = sizes_of_made_cells(cells, library_size)
     return decode(
-        sp.csr_array(sp.vstack(parts, format="csr")),
-        None if library_sizes is None else np.concatenate(library_sizes),
+        cells,
+        library_size,
         registry,
         conditions=conditions,
         condition=np.repeat(np.arange(len(sizes)), sizes),

@@ -288,6 +288,7 @@ class SetDiffusion(Predictor):
             self.registry,
             conditions=question.conditions,
             set_size=config.set_size,
+            promised=bool(constraints),
             provenance={
                 "model": self.kind,
                 "bundle_checksum": self.checksum,

@@ -9,6 +9,7 @@ import perturbdiff as ptd
 from perturbdiff import prior
 from perturbdiff._errors import (
     ConfigError,
+    ExpressionError,
     GeneError,
     NotFittedError,
     ScaleError,
@@ -16,7 +17,9 @@ from perturbdiff._errors import (
     UndefinedBaselineError,
     UnknownLevelError,
 )
-from perturbdiff.data import Condition
+from perturbdiff.data import Condition, Registry, encode
+from perturbdiff.data.datasets import simulated
+from perturbdiff.data.datasets._world import SimulationConfig
 from perturbdiff.model._cells import moved_cells, transported_cells
 from perturbdiff.model._questions import partner_rows
 
@@ -298,3 +301,51 @@ def test_absent_genes_are_refused_or_inferred(face, cells, simulated_cells):
     assert wanted.max() > 0.3
     error = 4 * moved.std(0) / 200**0.5 + 0.1
     assert (np.abs(moved.mean(0) - wanted) < error).all()
+
+
+@pytest.mark.parametrize("face", [ptd.EffectPrior, ptd.MeanShift])
+def test_a_prediction_of_all_genes_is_read_again_by_the_door(face):
+    """Counts are added, and no cell has more of them than its library; also without provenance."""
+    config = SimulationConfig(
+        n_genes=150, n_contexts=3, n_perturbations=2, n_unseen=0, n_pairs=0, n_cells=30,
+        n_controls=40, doses=(), hours=(),
+    )  # fmt: skip
+    adata = simulated(config, seed=3).adata
+    adata.uns["perturbation_features"] = {"P1": [0.0], "P2": [1.0]}
+    adata.obs["library_size"] = np.asarray(adata.X.sum(1)).ravel()
+    model = fitted(face, adata, n_top_genes=None)
+    pred = model.predict(adata, perturbations=["P1", "P2"], contexts=T1, n_cells=64)
+    total = np.asarray(pred.layers["counts"].sum(1)).ravel()
+    size = pred.obs["library_size"].to_numpy()
+    _, _, depth = control_of(adata, pred.var_names)
+    kept = total < size
+    assert 0 < kept.sum() < len(kept)
+    assert np.isin(size[kept], depth).all()
+    assert np.array_equal(size[~kept], total[~kept])
+    exact = np.log1p(pred.layers["counts"].toarray() / size[:, None] * 1e4).astype(np.float32)
+    assert np.array_equal(pred.X.toarray(), exact)
+    again = encode(pred, model.registry)
+    assert (again.counts != pred.layers["counts"][again.rows]).nnz == 0
+    assert np.array_equal(again.log1p.toarray(), pred.X.toarray()[again.rows])
+    columns = {name: key for name, key in COLUMNS.items() if name != "embedding_key"}
+    plain = anndata.AnnData(X=pred.layers["counts"].astype(float), obs=pred.obs, var=pred.var)
+    plain.obs["perturbation"] = plain.obs["perturbation"].cat.rename_categories({"P2": "control"})
+    registry = Registry.from_anndata(plain, **columns, scale="counts")
+    assert np.array_equal(encode(plain, registry).library_size, size[again.rows])
+
+
+def test_promised_values_keep_their_library_sizes_and_are_read_again(simulated_cells):
+    """As after constraints; a measured file with such sizes is still refused."""
+    model = fitted(ptd.MeanShift, simulated_cells)
+    pred = model.predict(simulated_cells, perturbations=["P1"], contexts=T1, n_cells=8)
+    pred.obs["library_size"] = np.asarray(pred.layers["counts"].sum(1)).ravel() / 2
+    pred.X = sp.csr_matrix(
+        np.log1p(
+            pred.layers["counts"].toarray() / pred.obs["library_size"].to_numpy()[:, None] * 1e4
+        )
+    )
+    again = encode(pred, model.registry)
+    assert np.array_equal(again.log1p.toarray(), pred.X.toarray()[again.rows].astype(np.float32))
+    del pred.uns["perturbdiff"]["reading"]
+    with pytest.raises((ExpressionError, ScaleError)):
+        encode(pred, model.registry)
