@@ -91,7 +91,7 @@ def sizes_of_made_cells(
     A cell has that of its partner, whose counts of all the genes that are not modelled it is taken
     to keep, unless its own counts are more than that: no cell has more counts than its library.
     """
-    return np.maximum(partner, row_sums(counts))
+    return np.asarray(np.maximum(partner, row_sums(counts)))
 
 
 def subset_evidence(adata: AnnData, measured: tuple[str, ...]) -> str:

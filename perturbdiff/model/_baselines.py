@@ -5,7 +5,6 @@ control partners.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from perturbdiff.config import NetworkConfig, SampleConfig
 from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Condition, Registry
 from perturbdiff.data._splits import Holdout
-from perturbdiff.model._bundle import Parts, write_bundle
+from perturbdiff.model._bundle import Parts
 from perturbdiff.model._cells import SET_SIZE, moved_cells, transported_cells
 from perturbdiff.model._predictor import (
     Predictor,
@@ -40,7 +39,6 @@ class BaselinePredictor(Predictor):
 
     baseline: ClassVar[type[on_arrays.Baseline]]
     kind: ClassVar[str]  # name of the baseline in tables and bundles
-    seed = 0
     split_hash = ""
     _checksum: str | None = None
     _fitted: on_arrays.Baseline | None = None
@@ -105,12 +103,13 @@ class BaselinePredictor(Predictor):
         self._fitted = self.baseline().fit(data.summaries, features=features, seed=seed)
         self._mean, self._loadings = data.mean, data.loadings
         self.seed, self._checksum = seed, None
+        self._controls = data.cells.take(data.cells.is_control)
         self.registry, self.split_hash = data.registry, data.split_hash
         return self
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
-        adata: AnnData,
+        adata: AnnData | None = None,
         *,
         perturbations: Sequence[str],
         contexts: Sequence[Mapping[str, str]] | None = None,
@@ -127,7 +126,8 @@ class BaselinePredictor(Predictor):
         Parameters
         ----------
         adata
-            File with the control cells of the contexts.
+            File with the control cells of the contexts; ``None`` where a model was loaded with
+            control cells of its own.
         perturbations
             Labels; combinations in any order of members.
         contexts
@@ -219,23 +219,6 @@ class BaselinePredictor(Predictor):
         if self._checksum is None:
             self._checksum = self._parts().checksum
         return self._checksum
-
-    def save(self, path: str | Path) -> None:
-        """Save as one folder of JSON and safetensors that :func:`~perturbdiff.load` reads.
-
-        Parameters
-        ----------
-        path
-            Folder to make.
-
-        Raises
-        ------
-        BundleError
-            When there is something at that path already.
-        NotFittedError
-            Before ``fit``.
-        """
-        write_bundle(self._parts(), Path(path))
 
     def _parts(self) -> Parts:
         plain, arrays = baseline_parts(self.fitted)

@@ -1,13 +1,13 @@
 """A model as one folder: JSON, safetensors and a manifest; reading it runs nothing.
 
-Neither cells nor paths are in it. Files are told apart by content: the same model gives the same
-bytes.
+No paths are in it, and no cells unless control cells were asked for. Files are told apart by
+content: the same model gives the same bytes.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -26,6 +26,7 @@ from perturbdiff._errors import BundleError, listed
 FORMAT = 1
 MANIFEST = "manifest.json"
 ARRAYS = "arrays.safetensors"
+CONTROLS = "controls.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,11 +34,15 @@ class Parts:
     """Everything that a model is made of.
 
     ``plain`` holds what JSON can hold, a file for each entry; ``arrays`` holds tensors by name.
+    ``controls`` are control cells that go with it and are listed in the manifest; they are nothing
+    that was learnt, and have no part in the checksum.
     """
 
     kind: str
     plain: Mapping[str, Any]  # what JSON can hold
     arrays: Mapping[str, Tensor]
+    controls: Mapping[str, Tensor] = field(default_factory=dict)
+    listing: Sequence[Mapping[str, Any]] = ()  # of the controls by context
 
     @cached_property
     def checksum(self) -> str:
@@ -68,19 +73,17 @@ def write_bundle(parts: Parts, path: Path) -> None:
     if path.exists() or path.is_symlink():
         msg = f"There is something at {path} already, and save never overwrites. Name a new folder."
         raise BundleError(msg)
-    dense = torch.contiguous_format  # copies, since safetensors refuses tensors that share memory
-    arrays = {
-        name: array.detach().cpu().clone(memory_format=dense)
-        for name, array in parts.arrays.items()
-    }
     files = {f"{name}.json": _pretty(content) for name, content in parts.plain.items()}
-    files[ARRAYS] = bytes_of(arrays)
+    files[ARRAYS] = _packed(parts.arrays)
+    if parts.controls:
+        files[CONTROLS] = _packed(parts.controls)
     manifest = {
         "format": FORMAT,
         "kind": parts.kind,
         "version": VERSION,
         "checksum": parts.checksum,
         "files": {name: _sha256(content) for name, content in files.items()},
+        **({"controls": list(parts.listing)} if parts.controls else {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid4().hex}")
@@ -115,11 +118,15 @@ def read_bundle(path: Path) -> Parts:
     files = {name: _read_file(path, name, checksum) for name, checksum in manifest["files"].items()}
     try:
         arrays = tensors_of(files.pop(ARRAYS))
+        controls = tensors_of(files.pop(CONTROLS)) if CONTROLS in files else {}
         plain = {name.removesuffix(".json"): json.loads(text) for name, text in files.items()}
     except (KeyError, ValueError, safetensors.SafetensorError) as error:
         msg = f"The bundle {path} cannot be read: {error}. Save the model anew."
         raise BundleError(msg) from error
-    return Parts(kind=manifest["kind"], plain=plain, arrays=arrays)
+    return Parts(
+        kind=manifest["kind"], plain=plain, arrays=arrays, controls=controls,
+        listing=manifest.get("controls", ()),
+    )  # fmt: skip
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -169,6 +176,14 @@ def _damaged(path: Path, name: str) -> str:
         f"The bundle {path} is damaged: {name} is not what was saved. "
         "Copy the whole folder again, or save the model anew."
     )
+
+
+def _packed(arrays: Mapping[str, Tensor]) -> bytes:
+    dense = torch.contiguous_format  # copies, since safetensors refuses tensors that share memory
+    copies = {
+        name: array.detach().cpu().clone(memory_format=dense) for name, array in arrays.items()
+    }
+    return bytes(bytes_of(copies))
 
 
 def _sha256(content: bytes) -> str:

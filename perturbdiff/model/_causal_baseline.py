@@ -169,10 +169,11 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         self._fitted, self._checksum = fitted, None
         self.registry, self.split_hash = data.registry, data.split_hash
         self.seed = lesson.shared.seed
+        self._controls = data.cells.take(data.cells.is_control)
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
-        adata: AnnData,
+        adata: AnnData | None = None,
         *,
         perturbations: Sequence[str],
         contexts: Sequence[Mapping[str, str]] | None = None,

@@ -46,6 +46,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Saved:
         raise BundleError(msg)
     try:
         model = _KINDS[parts.kind].from_parts(parts)
+        model._take_reservoir(parts)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         msg = f"The bundle {path} lacks what a {parts.kind} is made of: {error}. Save it anew."
         raise BundleError(msg) from error

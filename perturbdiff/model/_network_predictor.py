@@ -1,11 +1,8 @@
-"""What predictors with a trained network share: a fitted part, a fingerprint, a folder."""
+"""What predictors with a trained network share: a fitted part and a fingerprint."""
 
-from abc import abstractmethod
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from perturbdiff._errors import NotFittedError
-from perturbdiff.model._bundle import Parts, write_bundle
 from perturbdiff.model._fitted import Responding
 from perturbdiff.model._predictor import Predictor
 
@@ -15,7 +12,6 @@ Learnt = TypeVar("Learnt", bound=Responding)
 class NetworkPredictor(Predictor, Generic[Learnt]):
     """A predictor whose network was trained."""
 
-    seed = 0
     split_hash = ""
     _fitted: Learnt | None = None
     _checksum: str | None = None
@@ -46,26 +42,3 @@ class NetworkPredictor(Predictor, Generic[Learnt]):
         if self._checksum is None:
             self._checksum = self._parts().checksum
         return self._checksum
-
-    def save(self, path: str | Path) -> None:
-        """Save as one folder of JSON and safetensors that :func:`~perturbdiff.load` reads.
-
-        It holds means and variances of the training conditions, and no cells.
-
-        Parameters
-        ----------
-        path
-            Folder to make.
-
-        Raises
-        ------
-        BundleError
-            When there is something at that path already.
-        NotFittedError
-            Before ``fit``.
-        """
-        write_bundle(self._parts(), Path(path))
-
-    @abstractmethod
-    def _parts(self) -> Parts:
-        """Everything that the model is made of."""

@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +14,8 @@ from jaxtyping import Float
 
 from perturbdiff._constants import VERSION
 from perturbdiff._errors import (
+    BundleError,
+    ConfigError,
     NotFittedError,
     ScaleError,
     UndefinedBaselineError,
@@ -19,11 +23,19 @@ from perturbdiff._errors import (
     listed,
 )
 from perturbdiff._logging import logger
-from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode
+from perturbdiff.config._checks import whole_number
+from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode, encode
 from perturbdiff.data._comparison import reading_notes
 from perturbdiff.data._library import sizes_of_made_cells
+from perturbdiff.model._bundle import Parts, write_bundle
 from perturbdiff.model._panel import Panel, on_all_genes
 from perturbdiff.model._questions import Controls
+from perturbdiff.model._reservoir import (
+    draw_reservoir,
+    reservoir_file,
+    reservoir_listing,
+    reservoir_tensors,
+)
 from perturbdiff.prior import Baseline, ConditionSummary
 
 
@@ -35,6 +47,10 @@ class Predictor(ABC):
     registry
         What the columns and genes of the data mean.
     """
+
+    seed = 0
+    _controls: Cells | None = None  # of training, to be saved on request
+    _reservoir: AnnData | None = None  # control cells that came with a saved model
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -68,9 +84,59 @@ class Predictor(ABC):
         return cls(Registry.from_anndata(adata, **columns))
 
     @abstractmethod
+    def _parts(self) -> Parts:
+        """Everything that was learnt."""
+
+    def save(self, path: str | Path, *, include_controls: int | None = None) -> None:
+        """Save as one folder of JSON and safetensors that :func:`~perturbdiff.load` reads.
+
+        It holds means and variances of the training conditions, and no cells unless asked for.
+
+        Parameters
+        ----------
+        path
+            Folder to make.
+        include_controls
+            Most control cells of each context to save with it, so that the loaded model answers
+            ``predict(None, ...)``; how many there are is in the manifest.
+
+        Raises
+        ------
+        BundleError
+            When there is something at that path already, or there are no control cells to include.
+        NotFittedError
+            Before ``fit``.
+        """
+        parts = self._parts()
+        if include_controls is not None:
+            n_each = whole_number("include_controls", include_controls, least=1)
+            parts = self._with_controls(parts, n_each)
+        write_bundle(parts, Path(path))
+
+    def _with_controls(self, parts: Parts, n_each: int) -> Parts:
+        controls = self._controls
+        if controls is None and self._reservoir is not None:
+            controls = encode(self._reservoir, self.registry)
+        if controls is None or controls.counts is None:
+            msg = (
+                "There are no control cells with counts to include: fit the model to cells with "
+                "counts, or load one that was saved with some."
+            )
+            raise BundleError(msg)
+        kept = draw_reservoir(controls, n_each, seed=self.seed)
+        return replace(
+            parts, controls=reservoir_tensors(kept, self.registry), listing=reservoir_listing(kept)
+        )
+
+    def _take_reservoir(self, parts: Parts) -> None:
+        """Keep the control cells of a bundle, where it has any."""
+        if parts.controls:
+            self._reservoir = reservoir_file(parts.controls, self.registry)
+
+    @abstractmethod
     def predict(
         self,
-        adata: AnnData,
+        adata: AnnData | None = None,
         *,
         perturbations: Sequence[str],
         contexts: Sequence[Mapping[str, str]] | None = None,
@@ -81,7 +147,7 @@ class Predictor(ABC):
 
     def _ask(
         self,
-        adata: AnnData,
+        adata: AnnData | None,
         perturbations: Sequence[str],
         *,
         contexts: Sequence[Mapping[str, str]] | None,
@@ -91,8 +157,15 @@ class Predictor(ABC):
         if not self.registry.genes:
             msg = f"This {type(self).__name__} was not fitted. Call fit(adata) or load a bundle."
             raise NotFittedError(msg)
+        file = self._reservoir if adata is None else adata
+        if file is None:
+            rule = (
+                "this model has no control cells of its own; give a file with those of the "
+                "contexts, or load a model that was saved with include_controls"
+            )
+            raise ConfigError("adata", adata, rule=rule)
         return ask(
-            adata, self.registry, perturbations=perturbations, contexts=contexts,
+            file, self.registry, perturbations=perturbations, contexts=contexts,
             n_cells=n_cells, new_contexts="infer", **numbers,
         )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """The set diffusion model as a user holds it."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal, Self
 
 import scipy.sparse as sp
@@ -14,7 +13,7 @@ from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.guidance import Constraint
-from perturbdiff.model._bundle import Parts, write_bundle
+from perturbdiff.model._bundle import Parts
 from perturbdiff.model._constrained import (
     Asked,
     Verify,
@@ -50,7 +49,6 @@ class SetDiffusion(Predictor):
     """
 
     kind = "set_diffusion"
-    seed = 0
     split_hash = ""
     _fitted: Fitted | None = None
     _checksum: str | None = None
@@ -193,10 +191,11 @@ class SetDiffusion(Predictor):
         self._fitted, self._checksum = fitted, None
         self.registry, self.split_hash = lesson.data.registry, lesson.data.split_hash
         self.seed = lesson.seed
+        self._controls = lesson.data.cells.take(lesson.data.cells.is_control)
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
-        adata: AnnData,
+        adata: AnnData | None = None,
         *,
         perturbations: Sequence[str],
         contexts: Sequence[Mapping[str, str]] | None = None,
@@ -214,7 +213,8 @@ class SetDiffusion(Predictor):
         Parameters
         ----------
         adata
-            File with the control cells of the contexts.
+            File with the control cells of the contexts; ``None`` where a model was loaded with
+            control cells of its own.
         perturbations
             Labels; combinations in any order of members.
         contexts
@@ -316,25 +316,6 @@ class SetDiffusion(Predictor):
         if self._checksum is None:
             self._checksum = self._parts().checksum
         return self._checksum
-
-    def save(self, path: str | Path) -> None:
-        """Save as one folder of JSON and safetensors that :func:`~perturbdiff.load` reads.
-
-        It holds means and variances of the training conditions, and no cells.
-
-        Parameters
-        ----------
-        path
-            Folder to make.
-
-        Raises
-        ------
-        BundleError
-            When there is something at that path already.
-        NotFittedError
-            Before ``fit``.
-        """
-        write_bundle(self._parts(), Path(path))
 
     def _parts(self) -> Parts:
         plain, arrays = diffusion_parts(self.fitted)

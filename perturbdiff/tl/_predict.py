@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def predict(  # noqa: PLR0913 - each is something that a question may name
-    adata: AnnData,
+    adata: AnnData | None,
     model: "Predictor",
     *,
     perturbations: Sequence[str],
@@ -37,6 +37,7 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     ----------
     adata
         File with control cells of the contexts. It is not changed; treated cells are not looked at.
+        ``None`` where the model was saved with control cells of its own.
     model
         Fitted model.
     perturbations

@@ -12,10 +12,18 @@ import scipy.sparse as sp
 import torch
 
 import perturbdiff as ptd
-from perturbdiff._errors import BundleError, NotFittedError
+from perturbdiff._errors import BundleError, ConfigError, NotFittedError, UnknownLevelError
 from perturbdiff.data.datasets import simulated
 from perturbdiff.data.datasets._world import SimulationConfig
-from perturbdiff.model._bundle import ARRAYS, FORMAT, MANIFEST, Parts, read_bundle, write_bundle
+from perturbdiff.model._bundle import (
+    ARRAYS,
+    CONTROLS,
+    FORMAT,
+    MANIFEST,
+    Parts,
+    read_bundle,
+    write_bundle,
+)
 
 ASKED = {"perturbations": ["P1", "P3"], "contexts": [{"cell_type": "T1"}], "n_cells": 40, "seed": 5}
 
@@ -278,3 +286,90 @@ def test_the_checksum_tells_content_apart():
     assert len({checksum(), *others}) == 8
     strided = torch.arange(8.0)[::2] / 2
     assert checksum(arrays={"x": strided}) == checksum()
+
+
+# Control cells that go with a model
+
+
+@pytest.fixture(scope="module")
+def stocked(small_model, tmp_path_factory):
+    """Saved with as many control cells as there are."""
+    path = tmp_path_factory.mktemp("stocked") / "bundle"
+    small_model.save(path, include_controls=512)
+    return path
+
+
+def test_a_model_with_control_cells_answers_by_context_alone(small_model, stocked, simulated_cells):
+    loaded = ptd.load(stocked)
+    same(loaded.predict(None, **ASKED), small_model.predict(simulated_cells, **ASKED))
+    every = ptd.tl.predict(None, loaded, perturbations=["P1"], n_cells=4)
+    assert set(every.obs["cell_type"]) == {"T1", "T2", "T3"}
+    assert loaded.checksum == small_model.checksum
+    with pytest.raises(UnknownLevelError, match="T1"):
+        loaded.predict(perturbations=["P1"], contexts=[{"cell_type": "T11"}])
+
+
+def test_the_manifest_lists_the_control_cells_and_nothing_names_them(stocked, bundle):
+    manifest = json.loads((stocked / MANIFEST).read_text())
+    assert manifest["controls"] == [{"context": [f"T{n}"], "cells": 40} for n in (1, 2, 3)]
+    assert "controls" not in json.loads((bundle / MANIFEST).read_text())
+    assert {f.name for f in stocked.iterdir()} - {f.name for f in bundle.iterdir()} == {CONTROLS}
+    assert b"cell " not in (stocked / CONTROLS).read_bytes()
+
+
+def test_a_reservoir_is_a_part_of_the_control_cells_and_can_be_saved_again(
+    small_model, stocked, simulated_cells, tmp_path
+):
+    """Fewer cells: the same from the fitted and from the loaded model, and from any order."""
+    small_model.save(tmp_path / "few", include_controls=15)
+    ptd.load(stocked).save(tmp_path / "again", include_controls=15)
+    contents = [(tmp_path / name / CONTROLS).read_bytes() for name in ("few", "again")]
+    assert contents[0] == contents[1]
+    few = ptd.load(tmp_path / "few")
+    assert few._reservoir.n_obs == 45
+    control = simulated_cells[simulated_cells.obs["perturbation"] == "control"]
+    whole = {tuple(row) for row in control[:, few.registry.genes].X.toarray().astype(int)}
+    assert {tuple(row) for row in few._reservoir.layers["counts"].toarray()} <= whole
+    pred = few.predict(None, **ASKED)
+    assert set(pred.obs["library_size"]) <= set(few._reservoir.obs["library_size"])
+    ptd.load(stocked).save(tmp_path / "none")
+    assert not (tmp_path / "none" / CONTROLS).exists()
+
+
+def test_without_control_cells_it_says_what_is_missing(small_model, bundle, tmp_path):
+    with pytest.raises(ConfigError, match=r"adata = None: .*include_controls"):
+        small_model.predict(None, **ASKED)
+    loaded = ptd.load(bundle)
+    with pytest.raises(ConfigError, match="no control cells of its own"):
+        loaded.predict(**ASKED)
+    with pytest.raises(BundleError, match="no control cells with counts to include"):
+        loaded.save(tmp_path / "more", include_controls=5)
+    with pytest.raises(ConfigError, match="include_controls = 0: must be at least 1"):
+        small_model.save(tmp_path / "zero", include_controls=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_control_cells_are_refused_by_name(stocked, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in stocked.iterdir():
+        content = bytearray(file.read_bytes())
+        if file.name == CONTROLS:
+            content[-1] ^= 1
+        (copy / file.name).write_bytes(content)
+    with pytest.raises(BundleError, match="damaged: controls"):
+        ptd.load(copy)
+
+
+def test_baselines_go_with_control_cells_too(simulated_cells, tmp_path):
+    """Also where there are no covariates."""
+    model = ptd.MeanShift.from_anndata(
+        simulated_cells, perturbation_key="perturbation", control="control"
+    ).fit(simulated_cells, n_top_genes=30)
+    model.save(tmp_path / "bundle", include_controls=1000)
+    ask = {"perturbations": ["P1"], "n_cells": 30}
+    ours, theirs = (
+        model.predict(simulated_cells, **ask),
+        ptd.load(tmp_path / "bundle").predict(**ask),
+    )
+    assert (ours.layers["counts"] != theirs.layers["counts"]).nnz == 0
