@@ -1,6 +1,7 @@
 """Plots of predictions beside the measured cells. matplotlib is loaded when a plot is drawn."""
 
+from perturbdiff.pl._constraints import constraints
 from perturbdiff.pl._embedding import embedding
 from perturbdiff.pl._response import response
 
-__all__ = ["embedding", "response"]
+__all__ = ["constraints", "embedding", "response"]

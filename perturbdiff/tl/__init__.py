@@ -5,12 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perturbdiff.tl._predict import predict
+    from perturbdiff.tl._rank import rank_perturbations
     from perturbdiff.tl._score import score
+    from perturbdiff.tl._score_constraints import score_constraints
     from perturbdiff.tl._summary import summarise_scores
 
-_FROM = {"predict": "_predict", "score": "_score", "summarise_scores": "_summary"}
+_FROM = {
+    "predict": "_predict",
+    "rank_perturbations": "_rank",
+    "score": "_score",
+    "score_constraints": "_score_constraints",
+    "summarise_scores": "_summary",
+}
 
-__all__ = ["predict", "score", "summarise_scores"]
+__all__ = ["predict", "rank_perturbations", "score", "score_constraints", "summarise_scores"]
 
 
 def __getattr__(name: str) -> Any:
