@@ -77,7 +77,7 @@ class RunConfig:
     n_cells
         Cells to predict of each condition.
     seed
-        Of training and of sampling.
+        Seed of training and of sampling.
     """
 
     data: DataConfig = field(default_factory=DataConfig)

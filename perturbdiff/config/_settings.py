@@ -71,7 +71,7 @@ class DecoderConfig(Settings):
         that vary together next to each other, ``"descending"`` from the highest count down, each
         gene drawn among those left.
     order_seed
-        Of the random order.
+        Seed of the random order.
     likelihood
         ``"bins"``: a free distribution over bins; ``"negative_binomial"``: mean and dispersion.
     smoothing
@@ -132,7 +132,7 @@ class TrainConfig(Settings):
     learning_rate, weight_decay, warmup_steps
         AdamW with linear warm-up and cosine decay.
     ema_decay
-        Of the weights that are kept.
+        Decay of the average of the weights that is kept.
     distribution_weight
         Weight of the energy distance between the denoised and the clean set.
     drop_condition, drop_partner, drop_identity

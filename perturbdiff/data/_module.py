@@ -26,7 +26,7 @@ class SetDataModule(LightningDataModule):
     config
         Sizes.
     seed
-        Of all draws.
+        Seed of all draws.
     """
 
     sets: type[SetDataset] = SetDataset

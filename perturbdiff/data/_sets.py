@@ -49,7 +49,7 @@ class SetDataset(Dataset[Any]):
     config
         Sizes.
     seed
-        Of the draws.
+        Seed of the draws.
 
     Raises
     ------

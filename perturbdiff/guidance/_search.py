@@ -100,7 +100,7 @@ def search(way: Search, course: Course, owners: Sequence[int], *, seed: int) -> 
     owners
         Numbers of the wanted sets.
     seed
-        Of resampling.
+        Seed of resampling.
 
     Returns
     -------

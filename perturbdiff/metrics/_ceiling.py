@@ -64,7 +64,7 @@ def split_half_ceiling(
     n_splits
         Splits to average.
     seed
-        Of the splits and of the subsampling in distances.
+        Seed of the splits and of the subsampling in distances.
 
     Returns
     -------

@@ -70,7 +70,7 @@ def fit_projection(train_cells: Cells, *, n_axes: int = 30, seed: int = 0) -> Pr
     n_axes
         Axes to keep; fewer where cells or genes are fewer.
     seed
-        Of the randomised decomposition.
+        Seed of the randomised decomposition.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def score_condition(
         ``log1p_cp10k`` or ``cp10k``: declared, checked and recorded, never guessed. Means and
         distances use the numbers as they are.
     seed
-        Of the subsampling in distances.
+        Seed of the subsampling in distances.
 
     Returns
     -------

@@ -156,7 +156,7 @@ class CausalSampler:
         config
             Temperature, set size.
         seed
-            Of all draws.
+            Seed of all draws.
 
         Returns
         -------

@@ -51,7 +51,7 @@ def transported_cells(
     n_cells
         Cells wanted; the first cells are the same however many they are.
     seed
-        Of all draws.
+        Seed of all draws.
 
     Returns
     -------

@@ -36,7 +36,7 @@ class Finish:
     Parameters
     ----------
     name, seed
-        Of the condition, and of all draws.
+        Seed of the condition, and of all draws.
     plan
         Of the population, its means already moved.
     pilot

@@ -158,7 +158,7 @@ class LatentSampler:
         config
             Sampler, schedule, guidance.
         seed
-            Of all noise.
+            Seed of all noise.
 
         Returns
         -------

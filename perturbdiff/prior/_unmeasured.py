@@ -55,7 +55,7 @@ def split_unmeasured(
         Leave out combinations whose members stay, measured alone; otherwise all that is no such
         combination, and everything that has a member in common with it.
     seed
-        Of the folds.
+        Seed of the folds.
     limit
         Perturbations up to which each is left out in turn; ten folds beyond.
 

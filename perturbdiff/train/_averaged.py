@@ -24,7 +24,7 @@ class AveragedTask(LightningModule):
     config
         Loss and optimiser.
     seed
-        Of the first weights and of all noise.
+        Seed of the first weights and of all noise.
     settings
         Everything that makes a run the run it is, by name; a checkpoint must agree with it.
     """

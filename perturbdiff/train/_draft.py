@@ -43,7 +43,7 @@ def fit_draft(
     bins, order
         Of the decoder; an order that is known beforehand.
     seed
-        Of the first weights, and of how far ahead each step looks.
+        Seed of the first weights, and of how far ahead each step looks.
     n_steps
         Optimiser steps.
 

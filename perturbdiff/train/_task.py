@@ -47,7 +47,7 @@ class SetDiffusionTask(AveragedTask):
     n_perturbations, n_features, covariate_sizes
         Vocabulary sizes.
     seed
-        Of the first weights and of all noise.
+        Seed of the first weights and of all noise.
     """
 
     averaged: Preconditioned
