@@ -117,8 +117,7 @@ class CausalBlock(nn.Module):
         super().__init__()
         self.n_heads = n_heads
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.query = nn.Linear(width, width, bias=False)
-        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
         self.forward_norm = nn.LayerNorm(width, elementwise_affine=False)
         self.feed_forward = nn.Sequential(
@@ -129,17 +128,25 @@ class CausalBlock(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def keys_values(self, x_BMD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values by head, ``[cells, places, heads, key]``."""
-        keys, values = self.key_value(x_BMD).chunk(2, dim=-1)
-        return keys.unflatten(-1, (self.n_heads, -1)), values.unflatten(-1, (self.n_heads, -1))
+    def projected(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values by head, ``[cells, places, heads, key]``."""
+        x: Tensor = self.query_key_value(x_BTD)
+        return self._by_head(x, 3)
+
+    def remember(self, x_BPD: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of the prefix."""
+        key_value = self.query_key_value.weight[x_BPD.shape[-1] :]
+        return self._by_head(functional.linear(self.memory_norm(x_BPD), key_value), 2)
+
+    def _by_head(self, x: Tensor, n_parts: int) -> tuple[Tensor, ...]:
+        return x.view(*x.shape[:-1], n_parts, self.n_heads, -1).unbind(2)
 
     def attend(
-        self, x_BTD: Tensor, keys_BMHK: Tensor, values_BMHK: Tensor, *, visible: Tensor
+        self, query_BTHK: Tensor, keys_BMHK: Tensor, values_BMHK: Tensor, *, visible: Tensor
     ) -> Float[Tensor, "cells positions width"]:
         """Mix what is visible, ``[cells or 1, positions, places]``."""
         mixed = functional.scaled_dot_product_attention(
-            self.query(x_BTD).unflatten(-1, (self.n_heads, -1)).transpose(1, 2),
+            query_BTHK.transpose(1, 2),
             keys_BMHK.transpose(1, 2),
             values_BMHK.transpose(1, 2),
             attn_mask=visible[:, None],
@@ -168,6 +175,7 @@ class CausalDecoder(nn.Module):
     """
 
     axes: Tensor
+    places: Tensor
     node: Tensor
     node_mass: Tensor
     node_ways: Tensor
@@ -190,6 +198,7 @@ class CausalDecoder(nn.Module):
         width, (self.n_genes, n_axes), self.n_bins = config.width, axes.shape, len(first_count)
         nodes, mass, middle = _nodes(first_count, last_count)
         self.register_buffer("axes", axes)
+        self.register_buffer("places", torch.arange(self.n_genes), persistent=False)
         self.register_buffer("node", nodes)
         self.register_buffer("node_mass", mass)
         self.register_buffer("node_ways", torch.lgamma(nodes + 1), persistent=False)
@@ -309,12 +318,10 @@ class CausalDecoder(nn.Module):
         """
         rows = torch.arange(len(said_gene), device=said_gene.device)[:, None]
         n_new, n_prefix = said_gene.shape[1], cache.prefix.shape[1]
-        place_BT = cache.length[:, None] + torch.arange(n_new, device=said_gene.device)
+        place_BT = cache.length[:, None] + self.places[:n_new]
         most = n_prefix + (int(place_BT.max()) + 1 if reach is None else reach)
-        behind = torch.arange(most - n_prefix, device=said_gene.device)
-        visible = torch.cat(
-            [cache.prefix[:, None].expand(-1, n_new, -1), behind <= place_BT[..., None]], dim=-1
-        )
+        behind = self.places[: most - n_prefix] <= place_BT[..., None]
+        visible = torch.cat([cache.prefix[:, None].expand(-1, n_new, -1), behind], dim=-1)
         at = n_prefix + place_BT
         x = self._positions(cache.genes, said_gene, said_bin) + self._next(
             cache.asked, next_gene, progress
@@ -323,11 +330,11 @@ class CausalDecoder(nn.Module):
             assert isinstance(block, CausalBlock)
             shift, scale, gate, *rest = cache.modulation[:, number, None].chunk(6, dim=-1)
             normed = torch.addcmul(shift, block.norm(x), scale)
-            key, value = block.keys_values(normed)
+            query, key, value = block.projected(normed)
             keys, values = cache.keys[:, number], cache.values[:, number]
             keys[rows, at] = key
             values[rows, at] = value
-            seen = block.attend(normed, keys[:, :most], values[:, :most], visible=visible)
+            seen = block.attend(query, keys[:, :most], values[:, :most], visible=visible)
             x = _fed(block, torch.addcmul(x, gate, seen), rest)
         return self.final_norm(x), replace(cache, length=cache.length + n_new)
 
@@ -443,11 +450,12 @@ class CausalDecoder(nn.Module):
             assert isinstance(block, CausalBlock)
             shift, scale, gate, *rest = modulation[:, number, None].chunk(6, dim=-1)
             normed = torch.addcmul(shift, block.norm(x), scale)
+            query, *own = block.projected(normed)
             keys, values = (
-                torch.cat([first.repeat_interleave(n_cells, 0), own], dim=1)
-                for first, own in zip(prefix, block.keys_values(normed), strict=True)
+                torch.cat([first.repeat_interleave(n_cells, 0), said], dim=1)
+                for first, said in zip(prefix, own, strict=True)
             )
-            seen = block.attend(normed, keys, values, visible=visible)
+            seen = block.attend(query, keys, values, visible=visible)
             x = _fed(block, torch.addcmul(x, gate, seen), rest)
         empty = x.new_zeros(len(x), len(self.blocks), 0, 1, 1)
         return self.final_norm(x), KeyValueCache(
@@ -480,10 +488,10 @@ class CausalDecoder(nn.Module):
         log_dispersion: Float[Tensor, "*cells genes"],
     ) -> Float[Tensor, "*cells genes bins"]:
         """Log probability of each bin under a negative binomial."""
-        mean, shape = log_mean.exp()[..., None], (-log_dispersion).exp()[..., None]
-        rest = torch.log1p(mean / shape)
-        log = torch.lgamma(shape + self.node) - torch.lgamma(shape) - self.node_ways
-        log = log + self.node * (log_mean[..., None] - shape.log() - rest) - shape * rest
+        shape, log_odds = (-log_dispersion).exp()[..., None], (log_mean + log_dispersion)[..., None]
+        total = shape + self.node
+        log = torch.lgamma(total) - torch.lgamma(shape) - self.node_ways
+        log = log + self.node * log_odds - total * functional.softplus(log_odds)
         return (log.exp() @ self.node_mass + _LEAST_MASS).log()
 
     def log_present(self, genes: GeneInputs) -> Float[Tensor, "cells genes"]:
@@ -554,14 +562,14 @@ class CausalDecoder(nn.Module):
         out: Tensor = torch.stack(parts, dim=1) + plain
         return out
 
-    def _prefix(self, context: Context) -> list[tuple[Tensor, Tensor]]:
+    def _prefix(self, context: Context) -> list[tuple[Tensor, ...]]:
         """Keys and values of the control cells for each block, ``[sets, prefix, heads, key]``."""
         token = self.control(context.control)
         stream = torch.cat([self.no_control.expand(len(token), 1, -1), token], dim=1)
         visible, found = _with_none(context), []
         for control_block, block in zip(self.control_blocks, self.blocks, strict=True):
             assert isinstance(block, CausalBlock)
-            found.append(block.keys_values(block.memory_norm(stream)))
+            found.append(block.remember(stream))
             stream = control_block(stream, visible)
         return found
 
