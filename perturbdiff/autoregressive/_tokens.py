@@ -49,8 +49,8 @@ class ExpressionBins:
         if not len(high):
             return cls(first_count=single, seen=single[:, None].expand(-1, _PLACES).clone())
         share = high.cumsum(0).double() / high.sum()
-        wanted = torch.arange(1, n_bins - _SINGLE) / (n_bins - _SINGLE)
-        inner = high[torch.searchsorted(share, wanted.double()).clamp_max(len(high) - 1)]
+        wanted = torch.arange(1, n_bins - _SINGLE, dtype=torch.float64) / (n_bins - _SINGLE)
+        inner = high[torch.searchsorted(share, wanted).clamp_max(len(high) - 1)]
         edges = torch.tensor(sorted({_SINGLE, *inner.tolist()}))
         place = torch.searchsorted(edges, high, right=True) - 1
         middle = (torch.arange(_PLACES) + 0.5) / _PLACES

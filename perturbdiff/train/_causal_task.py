@@ -70,7 +70,8 @@ class CausalTask(AveragedTask):
         }
         super().__init__(config, seed=seed, settings=settings)
         self.bins, self.order, self.likelihood = bins, order, network.likelihood
-        targets = smoothed_targets(len(bins), network.smoothing)
+        # A drawn order rules out bins above the last one, and nothing is lent to these.
+        targets = smoothed_targets(len(bins), 0.0 if order.drawn else network.smoothing)
         self.register_buffer("targets", targets, persistent=False)
         self.register_buffer("lanes", gene_tensors["lanes"], persistent=False)
         with seeded(seed):
