@@ -115,6 +115,10 @@ def fit(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint that is there.")
     ] = False,
+    include_controls: Annotated[
+        int | None,
+        typer.Option(help="Most control cells of each context to save with the model."),
+    ] = None,
     overrides: Overrides = None,
     overwrite: Overwrite = False,
     verbose: Verbose = False,
@@ -145,17 +149,23 @@ def fit(
             import shutil
 
             shutil.rmtree(out)
-        model.save(out)
+        model.save(out, include_controls=include_controls)
         say(f"Saved to {out}/.")
 
 
 @app.command()
 def predict(
-    data: Annotated[str, typer.Argument(help="File with control cells, or name of a data set.")],
     model: Annotated[Path, typer.Option(help="Folder of a saved model.")],
     perturbations: Annotated[
         list[str], typer.Option(help="Perturbation, or combination such as A+B; repeatable.")
     ],
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="File with control cells, or name of a data set; left out where the model was "
+            "saved with control cells."
+        ),
+    ] = None,
     contexts: Annotated[
         list[str] | None,
         typer.Option(help="Context as cell_type=NK,donor=1; repeatable. All where left out."),
@@ -180,7 +190,7 @@ def predict(
         sample = sampling(overrides)
         check_out(out, overwrite=overwrite)
         asked = None if contexts is None else [read_context(text) for text in contexts]
-        adata = read(data)
+        adata = None if data is None else read(data)
         tune()
         from perturbdiff.model import load
         from perturbdiff.tl import predict as predict_cells

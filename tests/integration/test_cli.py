@@ -96,6 +96,21 @@ def test_score_writes_a_table_and_pictures_and_shows_a_summary(cells, predicted,
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"response.png", "embedding.png"}
 
 
+def test_a_model_that_holds_control_cells_needs_no_file(cells, tmp_path):
+    held = ["--holdout", "cell_type=T1", "--holdout", "cell_type=T2"]
+    done = run(
+        "fit", cells, "--out", tmp_path / "bundle", *COLUMNS, *held, *settings(),
+        "--include-controls", 64,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    words = ["--model", tmp_path / "bundle", "--perturbations", "P1", "--n-cells", 8, "--out"]
+    for name, file in (("alone.h5ad", []), ("with.h5ad", [cells])):
+        done = run("predict", *file, *words, tmp_path / name)
+        assert done.exit_code == 0, done.output
+    alone, same = (anndata.read_h5ad(tmp_path / name) for name in ("alone.h5ad", "with.h5ad"))
+    np.testing.assert_array_equal(alone.X.toarray(), same.X.toarray())
+
+
 @pytest.mark.slow
 def test_demo_writes_what_it_promises(tmp_path):
     out = tmp_path / "demo"
@@ -176,6 +191,10 @@ BAD = {
             "--set", "sample.n_step=9",
         ],
         "'n_steps'",
+    ),
+    "no control cells": (
+        ["predict", "--model", "{bundle}", "--perturbations", "P1"],
+        "include_controls",
     ),
     "no model": (["predict", "{cells}", "--model", "none", "--perturbations", "P1"], "none"),
     "unknown perturbation": (
