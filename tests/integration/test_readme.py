@@ -47,7 +47,9 @@ def test_python_blocks_run_in_order(place):
         cwd=folder, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert {path.name for path in folder.iterdir()} == {"response.png", "embedding.png", "bundle"}
+    assert {path.name for path in folder.iterdir()} == {
+        "response.png", "embedding.png", "bundle", "bundle_with_controls",
+    }  # fmt: skip
 
 
 @pytest.mark.slow
