@@ -60,6 +60,7 @@ class KeyValueCache(Sets):
     length: Int[Tensor, " cells"]
     modulation: Float[Tensor, "cells blocks six_widths"]
     asked: Float[Tensor, "cells genes width"]
+    expected: Float[Tensor, "cells genes_and_none 2"]  # mean count, 1 / standard deviation
     genes: GeneInputs
 
     @property
@@ -77,7 +78,7 @@ class KeyValueCache(Sets):
         for name in ("keys", "values"):
             new = getattr(other, name)
             getattr(self, name)[rows, :, : new.shape[2]] = new
-        for name in ("length", "modulation", "asked"):
+        for name in ("length", "modulation", "asked", "expected"):
             getattr(self, name)[rows] = getattr(other, name)
         for field in fields(self.genes):
             getattr(self.genes, field.name)[rows] = getattr(other.genes, field.name)
@@ -281,6 +282,7 @@ class CausalDecoder(nn.Module):
             length=torch.zeros(len(keys), dtype=torch.int64, device=keys.device),
             modulation=self._modulation(condition_BD),
             asked=self._asked(genes, context.has_partner.repeat_interleave(n_cells)),
+            expected=self._expected(genes),
             genes=genes,
         )
 
@@ -323,7 +325,7 @@ class CausalDecoder(nn.Module):
         behind = self.places[: most - n_prefix] <= place_BT[..., None]
         visible = torch.cat([cache.prefix[:, None].expand(-1, n_new, -1), behind], dim=-1)
         at = n_prefix + place_BT
-        x = self._positions(cache.genes, said_gene, said_bin) + self._next(
+        x = self._positions(cache.expected, said_gene, said_bin) + self._next(
             cache.asked, next_gene, progress
         )
         for number, block in enumerate(self.blocks):
@@ -443,7 +445,8 @@ class CausalDecoder(nn.Module):
             ],
             dim=-1,
         )
-        x = self._positions(genes, said_gene, said_bin) + self._next(asked, next_gene, progress)
+        expected = self._expected(genes)
+        x = self._positions(expected, said_gene, said_bin) + self._next(asked, next_gene, progress)
         for number, (block, prefix) in enumerate(
             zip(self.blocks, self._prefix(context), strict=True)
         ):
@@ -465,6 +468,7 @@ class CausalDecoder(nn.Module):
             length=torch.full((len(x),), n_new, device=x.device),
             modulation=modulation,
             asked=asked,
+            expected=expected,
             genes=genes,
         )
 
@@ -515,20 +519,23 @@ class CausalDecoder(nn.Module):
         out: Tensor = self.ask(self._identity()[:-1]) + self.known(numbers)
         return out
 
+    def _expected(self, genes: GeneInputs) -> Float[Tensor, "cells genes_and_none 2"]:
+        """What the prior expects of each gene; of none, nothing that could surprise."""
+        mean = genes.log_mean.exp()
+        spread = (mean + self.log_dispersion.exp() * mean.square()).sqrt().clamp_min(1e-3)
+        return functional.pad(torch.stack([mean, 1 / spread], dim=-1), (0, 0, 0, 1))
+
     def _positions(
-        self, genes: GeneInputs, said_gene: Tensor, said_bin: Tensor
+        self, expected: Tensor, said_gene: Tensor, said_bin: Tensor
     ) -> Float[Tensor, "cells positions width"]:
         """What was said last: which gene, which bin, and how surprising that was."""
-        nothing = said_gene == self.n_genes
-        gene = said_gene.masked_fill(nothing, 0)
-        mean = genes.log_mean.gather(1, gene).exp()
+        mean, per_spread = _picked(expected, said_gene).unbind(-1)
         count = self.bin_count[said_bin.clamp_max(self.n_bins - 1)]
-        spread = (mean + self.log_dispersion[gene].exp() * mean.square()).sqrt()
-        surprise = ((count - mean) / spread.clamp_min(1e-3)).clamp(*_RESIDUAL)
-        surprise = surprise.masked_fill(nothing, 0)
+        surprise = ((count - mean) * per_spread).clamp(*_RESIDUAL)
         if said_gene.numel() < self.n_genes:  # decoding: not worth a table of all genes
-            known = functional.embedding(gene, self.axes).masked_fill(nothing[..., None], 0)
-            said = self.said(torch.cat([known, functional.embedding(said_gene, self.table)], -1))
+            nothing = said_gene[..., None] == self.n_genes
+            known = self.axes[said_gene.clamp_max(self.n_genes - 1)].masked_fill(nothing, 0)
+            said = self.said(torch.cat([known, self.table[said_gene]], dim=-1))
         else:
             said = functional.embedding(said_gene, self.said(self._identity()))
         who, times = said.chunk(2, dim=-1)
