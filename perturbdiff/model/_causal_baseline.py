@@ -181,7 +181,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         seed: int = 0,
         doses: Sequence[float] | None = None,
         times: Sequence[float] | None = None,
-        decoding: Literal["raw", "transport"] = "raw",
+        decoding: str = "raw",
         decode: DecodeConfig | None = None,
         missing_genes: Literal["refuse", "infer"] = "refuse",
     ) -> AnnData:

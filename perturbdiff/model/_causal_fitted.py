@@ -70,7 +70,7 @@ class CausalFitted(Responding):
     ) -> CountTask:
         plain = super().task(condition, controls, target, n_cells=n_cells, seed=seed)
         mean = torch.from_numpy(target.mean)
-        size = controls.library_size(plain.partners)
+        size = controls.library_size(plain.partners[:PILOT_CELLS])
         return CountTask(
             **vars(plain),
             controls=controls,

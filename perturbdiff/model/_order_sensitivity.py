@@ -108,13 +108,16 @@ def _by_condition(pred: AnnData, registry: Registry) -> Answers:
     keys = [registry.perturbation_key, *registry.covariate_keys]
     genes = np.argsort(pred.var_names.to_numpy(dtype=str), kind="stable")
     groups = pred.obs.groupby(keys, observed=True, sort=True).indices
-    return {str(name): pred.X[rows].toarray()[:, genes] for name, rows in groups.items()}
+    return {
+        str(name): pred.X[rows].toarray()[:, genes].astype(np.float64)
+        for name, rows in groups.items()
+    }
 
 
 def _spread(answers: Sequence[Answers]) -> dict[str, float]:
     """Mean difference over pairs of answers and conditions."""
     everything = np.concatenate([cells for answer in answers for cells in answer.values()])
-    project = fit_projection(everything.astype(np.float32), n_axes=_AXES)
+    project = fit_projection(everything, n_axes=_AXES)
     shifts, energies = [], []
     for left, right in combinations(answers, 2):
         for name, cells in left.items():

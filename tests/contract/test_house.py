@@ -180,7 +180,12 @@ def test_nothing_prints_and_nothing_names_a_machine():
 # Settings
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.y*ml"))
-PARTS = {"model": "NetworkConfig", "train": "TrainConfig", "sample": "SampleConfig"}
+PARTS = {
+    "model": "NetworkConfig",
+    "decoder": "DecoderConfig",
+    "train": "TrainConfig",
+    "sample": "SampleConfig",
+}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
