@@ -64,7 +64,7 @@ class Subject:
     draft: DraftDecoder | None = None
 
     def cells(self, n_cells: int) -> CountBatch:
-        """The first cells, from as few sets as hold them."""
+        """The first cells: a part of a set, or whole sets."""
         size = self.batch.counts.shape[1]
         part, each = self.batch[: -(-n_cells // size)], min(n_cells, size)
         context = replace(
@@ -223,7 +223,8 @@ def in_slots(subject: Subject, *, n_cells: int, n_slots: int) -> dict[str, float
     """Requests of one cell each, a new one every few genes: slots against one after another."""
     cache, keys = subject.prefilled(n_cells, room=False), keys_of(n_cells)
     decoding = subject.plain()
-    apart = len(subject.lanes) // n_slots
+    each = decode(decoding, subject.prefilled(1), keys[:1])[1]
+    apart = max(each // n_slots, 1)
 
     def served() -> int:
         engine = Engine(decoding, n_slots=n_slots, n_prefix=cache.prefix.shape[1])
@@ -263,7 +264,11 @@ def measured(subject: Subject, *, repeats: int = 5) -> dict[str, Any]:
     }
     if subject.draft is not None:
         found["draft_parameters"] = sum(p.numel() for p in subject.draft.parameters())
-        found["speculative"] = guessed(subject, n_cells=1, repeats=repeats)
+        found["speculative"] = [
+            row
+            for n_cells in SIZES[:2]
+            for row in guessed(subject, n_cells=n_cells, repeats=repeats)
+        ]
     return found
 
 
