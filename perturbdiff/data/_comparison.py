@@ -116,6 +116,13 @@ class Comparison:
         """Measured control cells of the context of a condition."""
         return self.reference.take(self.reference.controls()[condition.context])
 
+    def partners(self, condition: Condition) -> Cells:
+        """Control cells that a model starts from: those that are not empty."""
+        cells = self.controls(condition)
+        if cells.library_size is None or (cells.library_size > 0).all():
+            return cells
+        return cells.take(np.flatnonzero(cells.library_size > 0))
+
     def unseen(self) -> sp.csr_array:
         """Reference cells other than the treated cells of the predicted conditions."""
         asked = set(self.conditions)

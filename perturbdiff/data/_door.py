@@ -170,14 +170,16 @@ def decode(
 
     Returns
     -------
-    ``X`` is ``log1p(counts / library_size * 10^4)`` in float32 CSR, ``layers["counts"]`` the
-    counts, ``obs`` the labels and the library size, ``uns["perturbdiff"]`` the provenance and the
-    scale of ``X``. Labels are values, never keys. ``encode`` reads it back with the same registry.
+    ``X`` is ``log1p(counts / library_size * 10^4)`` in float32 CSR, and zero in a cell without any
+    count, whatever its library size. ``layers["counts"]`` are the counts, ``obs`` the labels and
+    the library size, ``uns["perturbdiff"]`` the provenance and the scale of ``X``. Labels are
+    values, never keys. ``encode`` reads it back with the same registry.
 
     Raises
     ------
     ConfigError
-        When the shape does not fit the genes, or the provenance could not be written to a file.
+        When the shape does not fit the genes, a cell has counts but no library, or the provenance
+        could not be written to a file.
     """
     genes = registry.genes or registry.measured_genes
     if values.shape != (len(condition), len(genes)):
@@ -191,6 +193,9 @@ def decode(
         counts, log1p = None, matrix.astype(np.float32)
     else:
         counts = _whole(matrix)
+        if ((library_size <= 0) & (np.diff(counts.indptr) > 0)).any():
+            rule = "must be above 0 wherever a cell has counts"
+            raise ConfigError("library_size", float(library_size.min()), rule=rule)
         log1p = log1p_per_depth(counts, library_size)
         obs[registry.library_size_key or LIBRARY_SIZE] = library_size
     var = pd.DataFrame(index=pd.Index(list(genes), dtype=object))

@@ -79,7 +79,7 @@ def prepare(
     SplitError
         When nothing is left to learn from, or no treated population has controls.
     """
-    cells = encode(adata, registry)
+    cells = _with_counts(encode(adata, registry))
     split_hash = ""
     if holdout is not None:
         parts = split(cells, registry, holdout=holdout)
@@ -102,6 +102,15 @@ def prepare(
         split_hash=split_hash,
     )  # fmt: skip
     return _with_summaries(data)
+
+
+def _with_counts(cells: Cells) -> Cells:
+    """The cells that have a library: of an empty one nothing is known per count."""
+    if cells.library_size is None or (cells.library_size > 0).all():
+        return cells
+    kept = cells.take(np.flatnonzero(cells.library_size > 0))
+    logger.warning("left out %d cells without counts", len(cells) - len(kept))
+    return kept
 
 
 def _with_summaries(data: TrainingData) -> TrainingData:

@@ -196,7 +196,7 @@ def _shifted(
     comparison: Comparison, condition: Condition, mean: Float[np.ndarray, " genes"], *, seed: int
 ) -> Float[np.ndarray, "cells genes"]:
     """As many control cells as were predicted, plus the shift, never below zero."""
-    control = comparison.controls(condition).log1p
+    control = comparison.partners(condition).log1p
     moved = moved_cells(
         control,
         mean - np.asarray(control.mean(0, dtype=np.float64)).ravel(),
@@ -211,7 +211,7 @@ def _transported(
     comparison: Comparison, condition: Condition, mean: Float[np.ndarray, " genes"], *, seed: int
 ) -> Float[np.ndarray, "cells genes"] | None:
     """As many control cells as were predicted, counts thinned or added to; None without counts."""
-    controls = comparison.controls(condition)
+    controls = comparison.partners(condition)
     if controls.counts is None or controls.library_size is None:
         return None
     counts, size = transported_cells(

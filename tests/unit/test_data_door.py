@@ -347,6 +347,22 @@ def test_a_prediction_of_the_wrong_shape_is_refused(toy):
         decoded(cells, registry, provenance={"a": object()})
 
 
+def test_a_cell_without_counts_is_zero_and_one_with_counts_has_a_library(toy):
+    """The law of X where its denominator is zero."""
+    adata = toy()
+    adata.X = adata.X.toarray()
+    adata.X[3] = 0
+    registry = register(adata)
+    cells = encode(adata, registry)
+    pred = decoded(cells, registry)
+    assert pred.obs["library_size"].iloc[3] == 0
+    assert pred.X[3].nnz == 0
+    assert np.isfinite(pred.X.data).all()
+    cells.library_size[0] = 0
+    with pytest.raises(ConfigError, match=r"library_size = 0\.0: must be above 0 wherever"):
+        decoded(cells, registry)
+
+
 def test_wide_indices_are_not_narrowed(toy):
     adata = toy()
     wide = sp.csr_array(adata.X)

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import perturbdiff as ptd
 from perturbdiff import _errors
@@ -202,3 +204,23 @@ def test_fewer_variable_genes_than_asked_for_are_told_once(toy, caplog):
     n_genes = len(model.registry.genes)
     assert n_genes < 9
     assert caplog.text.count(f"only {n_genes} genes vary; n_top_genes = 9") == 1
+
+
+def test_empty_cells_teach_nothing_and_harm_nothing(simulated_cells, small_fit, caplog):
+    """As if they were not there, in every part: axes, priors, folds, weights, baselines, scores."""
+    empty = simulated_cells.copy()
+    values, labels = empty.X.toarray(), empty.obs["perturbation"].to_numpy()
+    rows = np.concatenate([np.flatnonzero(labels == name)[::25] for name in ("control", "P1")])
+    values[rows] = 0
+    empty.X = sp.csr_matrix(values)
+    empty.obs["library_size"] = empty.obs["library_size"].where(values.any(1), 0)
+    kept = np.setdiff1d(np.arange(empty.n_obs), rows)
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        model = small_fit(empty)
+    assert f"left out {len(rows)} cells without counts" in caplog.text
+    assert model.checksum == small_fit(empty[kept].copy()).checksum
+    ask = {"perturbations": ["P1", "P2"], "contexts": [{"cell_type": "T1"}], "n_cells": 30}
+    pred, same = (model.predict(cells, **ask) for cells in (empty, empty[kept]))
+    assert np.array_equal(pred.X.toarray(), same.X.toarray())
+    ptd.tl.score(pred, reference=empty)
+    assert pred.uns["score"]["mae_shift"].notna().sum() > 10
