@@ -39,9 +39,7 @@ from perturbdiff.data import Registry
 from perturbdiff.data._counts import CountBatch, CountDataModule
 from perturbdiff.model._causal_lesson import CausalLesson, prepare_causal
 from perturbdiff.model._training_data import prepare
-from perturbdiff.nn import CausalDecoder
-from perturbdiff.nn._causal_decoder import KeyValueCache
-from perturbdiff.nn._draft_decoder import DraftDecoder
+from perturbdiff.nn import CausalDecoder, DraftDecoder, KeyValueCache
 from perturbdiff.train import TrainerOptions
 from perturbdiff.train._causal_task import gene_inputs
 from perturbdiff.train._draft import fit_draft

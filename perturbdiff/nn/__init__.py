@@ -1,7 +1,16 @@
 """Networks: the set denoiser, the causal decoder, their parts, and the expression codec."""
 
-from perturbdiff.nn._causal_decoder import CausalDecoder, GeneInputs, KeyValueCache
+from perturbdiff.nn._causal_decoder import CausalDecoder
+from perturbdiff.nn._cell_cache import GeneInputs, KeyValueCache
 from perturbdiff.nn._codec import ExpressionCodec
 from perturbdiff.nn._denoiser import SetDenoiser
+from perturbdiff.nn._draft_decoder import DraftDecoder
 
-__all__ = ["CausalDecoder", "ExpressionCodec", "GeneInputs", "KeyValueCache", "SetDenoiser"]
+__all__ = [
+    "CausalDecoder",
+    "DraftDecoder",
+    "ExpressionCodec",
+    "GeneInputs",
+    "KeyValueCache",
+    "SetDenoiser",
+]

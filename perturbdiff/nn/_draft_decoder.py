@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from perturbdiff.nn._causal_decoder import KeyValueCache
+from perturbdiff.nn._cell_cache import KeyValueCache
 
 
 class DraftDecoder(nn.Module):

@@ -13,9 +13,7 @@ from torch.nn import functional
 from perturbdiff._random import stream_key
 from perturbdiff.autoregressive import ExpressionBins, GeneOrder, Said
 from perturbdiff.data._counts import CountBatch
-from perturbdiff.nn import CausalDecoder
-from perturbdiff.nn._causal_decoder import KeyValueCache
-from perturbdiff.nn._draft_decoder import DraftDecoder
+from perturbdiff.nn import CausalDecoder, DraftDecoder, KeyValueCache
 from perturbdiff.train._causal_task import gene_inputs
 from perturbdiff.train._seeding import seeded
 

@@ -27,8 +27,7 @@ from perturbdiff.autoregressive import (
 )
 from perturbdiff.autoregressive._order import possible_bins, possible_genes
 from perturbdiff.config import DecoderConfig
-from perturbdiff.nn._causal_decoder import CausalDecoder, GeneInputs, KeyValueCache
-from perturbdiff.nn._draft_decoder import DraftDecoder
+from perturbdiff.nn import CausalDecoder, DraftDecoder, GeneInputs, KeyValueCache
 
 G, V, AXES, RESPONSE, R, WIDTH, BLOCKS = 11, 8, 5, 4, 3, 16, 2
 NAMES = [f"G{number}" for number in range(G)]

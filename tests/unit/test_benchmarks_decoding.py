@@ -10,8 +10,7 @@ from perturbdiff._random import gene_lanes
 from perturbdiff.autoregressive import GeneOrder
 from perturbdiff.config import DecoderConfig
 from perturbdiff.data._counts import CountBatch
-from perturbdiff.nn._causal_decoder import CausalDecoder
-from perturbdiff.nn._draft_decoder import DraftDecoder
+from perturbdiff.nn import CausalDecoder, DraftDecoder
 
 G, AXES, V, WIDTH, SETS, CELLS = 6, 3, 6, 8, 16, 4
 

@@ -9,7 +9,7 @@ from perturbdiff._batch import Context
 from perturbdiff.autoregressive import ExpressionBins, GeneOrder
 from perturbdiff.config import DecoderConfig
 from perturbdiff.data._counts import CountBatch
-from perturbdiff.nn._causal_decoder import CausalDecoder
+from perturbdiff.nn import CausalDecoder
 from perturbdiff.train._causal_task import gene_inputs
 from perturbdiff.train._draft import fit_draft, guess_loss
 
