@@ -276,7 +276,7 @@ def test_an_interrupted_fit_ends_with_the_same_weights(known, simulated_cells, t
     fitted(simulated_cells, train=short, options=TrainerOptions(**kept))
     resume = TrainerOptions(**kept, resume=True)
     assert equal(weights(fitted(simulated_cells, options=resume)), weights(known))
-    with pytest.raises(TrainingError, match="network.order"):
+    with pytest.raises(TrainingError, match=r"network\.order"):
         fitted(simulated_cells, "random", options=resume)
 
 
