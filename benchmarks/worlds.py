@@ -4,18 +4,20 @@ C conditions, N cells, G genes.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.cache import PACKAGE, Arrays, Cache, source_files, source_hash
 from benchmarks.environment import DECISIVE, environment, versions
 from benchmarks.fits import Recipe, listening, peak_memory_mb, timed_fit, timed_prediction
 from benchmarks.simple import fitted_baselines, means_of
-from perturbdiff.config import NetworkConfig
+from perturbdiff._constants import DEPTH
+from perturbdiff.config import NetworkConfig, SampleConfig
 from perturbdiff.data import Cells, Condition, Registry, encode
 from perturbdiff.data.datasets import SimulationConfig, simulated
 from perturbdiff.data.datasets._simulate import CONTROL, Simulation, Treatment
@@ -123,6 +125,7 @@ class SimulatedWorld:
                 arrays[f"mean {group.name}"] = values.mean(1, dtype=np.float64)
                 if group.keep_cells:
                     arrays[f"cells {group.name}"] = values
+                    arrays[f"cells at true mean {group.name}"] = self._at_true_mean(model, group)
         plain = {
             "seconds_fit": seconds_fit,
             "seconds_predict": max(seconds.values()),
@@ -134,6 +137,25 @@ class SimulatedWorld:
             "made_with": environment(),
         }
         return plain, arrays
+
+    def _at_true_mean(self, model: SetDiffusion, group: Group) -> np.ndarray:
+        """Cells that the model makes when it is told the exact mean, which nobody knows."""
+        fitted, found = model.fitted, []
+        fitted.plans.clear()
+        for treatment, shift in zip(group.treatments(), self.true_shifts(group), strict=True):
+            context = (treatment.cell_type,)
+            rows = self.cells.controls()[context]
+            own = Controls(self.cells.take(rows), context, fitted.loadings, fitted.mean)
+            condition = Condition(treatment.members, context)
+            mean = np.maximum(own.summary.mean + shift, 0.0)
+            target = replace(fitted.target(condition, own), mean=mean)
+            ((counts, library_size),), _ = fitted.respond(
+                [condition], [own], [target],
+                n_cells=self.recipe.n_cells, config=SampleConfig(), seed=self.seed,
+            )  # fmt: skip
+            size = torch.maximum(library_size, counts.sum(1))
+            found.append(torch.log1p(counts / size[:, None] * DEPTH).numpy())
+        return np.stack(found).astype(np.float32)
 
     def training_data(self, holdout: Any) -> TrainingData:
         """Training cells and their summaries."""
