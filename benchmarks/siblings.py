@@ -75,6 +75,7 @@ class Deadline(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        """Look at the clock."""
         trainer.should_stop = trainer.should_stop or time.perf_counter() >= self.at
 
 
