@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import benchmarks.decoding
-from benchmarks.decoding import LENGTHS, Subject, measured, recomputed
+from benchmarks.decoding import LENGTHS, Subject, measured, recomputed, told
 from perturbdiff._batch import Context
 from perturbdiff._random import gene_lanes
 from perturbdiff.autoregressive import GeneOrder
@@ -72,6 +72,11 @@ def test_every_figure_of_a_decoder_is_there(order, monkeypatch):
     if order == "descending":
         assert "speculative" not in found
         return
+    made = {"cpu": "a processor", "threads": 1, "packages": {"torch": "2"}}
+    settings = dict.fromkeys(("genes", "sets", "steps", "draft_steps"), 1)
+    text = told({"made_with": made, "settings": settings, "decoders": [found]})
+    first = [line.split("|")[1].strip() for line in text.split("\n") if line.startswith("| ")]
+    assert first[:4] == ["cells", "1", "4", "8"]
     rows = found["speculative"]
     assert len(rows) == 2 * 2 * len(LENGTHS)
     for row in rows:
