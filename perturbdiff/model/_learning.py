@@ -35,7 +35,7 @@ from perturbdiff.prior._dispersion import (
     some_rows,
 )
 from perturbdiff.train import SetDiffusionTask, choose_steps, train
-from perturbdiff.train._checkpoint import Choice, forget, remember, remembered
+from perturbdiff.train._checkpoint import Choice, check_last, forget, remember, remembered
 from perturbdiff.train._fit import TrainerOptions, two_folds
 
 _FEWEST_CONDITIONS = 4
@@ -135,6 +135,8 @@ def learn(lesson: Lesson, *, options: TrainerOptions) -> Fitted:
     directory, settings = options.checkpoint_dir, {**task.settings, "data": data.digest}
     if directory is not None and not options.resume:
         forget(directory)
+    elif directory is not None:
+        check_last(directory, settings)
     steps = lesson.config.max_steps
     if lesson.enough:
         known = remembered(directory, settings) if directory and options.resume else None

@@ -79,6 +79,19 @@ def check_kept(directory: Path, settings: Mapping[str, Any]) -> None:
         refuse_other_run(written, settings, path=path)
 
 
+def check_last(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to go on from a final run on other cells, before any fold is trained.
+
+    Raises
+    ------
+    TrainingError
+        Names the first difference.
+    """
+    last = directory / LAST_CHECKPOINT
+    if last.is_file():
+        refuse_other_run(read_checkpoint(last), settings, path=last)
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Content of a checkpoint: tensors and plain values, on the CPU.
 

@@ -61,6 +61,8 @@ class TrainerOptions:
     resume: bool = False
 
     def __post_init__(self) -> None:
+        if self.checkpoint_dir is not None:
+            object.__setattr__(self, "checkpoint_dir", Path(self.checkpoint_dir))
         if self.resume and self.checkpoint_dir is None:
             raise ConfigError("resume", self.resume, rule="needs a checkpoint_dir to go on from")
 

@@ -13,6 +13,11 @@ import perturbdiff as ptd
 from perturbdiff import _errors
 
 CASES = {
+    "text for a folder of checkpoints": (
+        "ptd.SetDiffusion(model.registry).fit(adata, options=ptd.TrainerOptions("
+        "checkpoint_dir='none', resume=True))",
+        "no checkpoint in none to go on from",
+    ),
     "a path for cells": ("ptd.tl.predict('cells.h5ad', model, **ask)", "read_h5ad('cells.h5ad')"),
     "a path to register": (
         "ptd.SetDiffusion.from_anndata('cells.h5ad', **columns)",

@@ -511,6 +511,17 @@ def test_files_that_cannot_be_gone_on_from_are_refused_before_anything_is_read(
         fit(n_top_genes=-5)
 
 
+def test_a_final_run_on_other_cells_is_refused_before_any_fold_is_trained(
+    small_fit, simulated_cells, tmp_path, monkeypatch
+):
+    small_fit(simulated_cells, options=kept(tmp_path))
+    (tmp_path / CHOICE).unlink()
+    written = interrupt_after(monkeypatch, None)
+    with pytest.raises(TrainingError, match=r"last\.ckpt belongs to another run: data was"):
+        small_fit(simulated_cells, n_top_genes=29, options=kept(tmp_path, resume=True))
+    assert not written
+
+
 def test_other_limits_choose_anew(small_fit, simulated_cells, tmp_path):
     """More steps than before: what the folds said no longer holds, the checkpoint does."""
     usual = {"check_every": 2, "n_sets": 32, "set_size": 6, "n_controls": 6, "warmup_steps": 2}
