@@ -79,6 +79,8 @@ def prepare(
     SplitError
         When nothing is left to learn from, or no treated population has controls.
     """
+    # A model that is fitted again chooses its genes again: the last choice saw other cells.
+    registry = registry.with_genes(())
     cells = _with_counts(encode(adata, registry))
     split_hash = ""
     if holdout is not None:
@@ -86,9 +88,7 @@ def prepare(
         cells, split_hash = cells.take(parts.train), parts.hash
         check_leakage(cells, parts)
     n_threads = torch.get_num_threads()
-    genes = registry.genes or (
-        cells.genes if n_top_genes is None else variable_genes(cells, n_top_genes)
-    )
+    genes = cells.genes if n_top_genes is None else variable_genes(cells, n_top_genes)
     # Numba, inside scanpy, sets the number of threads of the whole process.
     torch.set_num_threads(n_threads)
     cells = cells.select(genes)

@@ -349,3 +349,11 @@ def test_promised_values_keep_their_library_sizes_and_are_read_again(simulated_c
     del pred.uns["perturbdiff"]["reading"]
     with pytest.raises((ExpressionError, ScaleError)):
         encode(pred, model.registry)
+
+
+def test_a_second_fit_remembers_nothing_of_the_first(simulated_cells):
+    once = fitted(ptd.MeanShift, simulated_cells, holdout={"cell_type": ["T2"]}, n_top_genes=12)
+    twice = fitted(ptd.MeanShift, simulated_cells)
+    assert twice.registry.genes != once.registry.genes
+    twice.fit(simulated_cells, holdout={"cell_type": ["T2"]}, n_top_genes=12)
+    assert twice.registry == once.registry
