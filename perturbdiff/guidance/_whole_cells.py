@@ -144,7 +144,7 @@ class StateFraction(Constraint):
             member=self._member,
             lower=max(float(lower), 0.0),
             upper=min(float(upper), 1.0),
-            differentiable=isinstance(self.classifier, torch.nn.Module),
+            differentiable=isinstance(self.classifier, torch.nn.Module) or self._is_linear,
         )
 
     def _probability(self, log1p: torch.Tensor) -> torch.Tensor:
@@ -153,11 +153,30 @@ class StateFraction(Constraint):
             logits = self.classifier(log1p.to(dtype))
             chance: torch.Tensor = logits.softmax(-1)[:, int(self.state)].double()
             return chance
+        if self._is_linear:
+            return self._linear_probability(log1p.double())
         if not hasattr(self.classifier, "predict_proba"):
             return self._member(log1p).double()
         chances = self.classifier.predict_proba(log1p.detach().cpu().numpy())
         place = list(self.classifier.classes_).index(self.state)
         return torch.from_numpy(np.asarray(chances)[:, place]).double()
+
+    @property
+    def _is_linear(self) -> bool:
+        """Whether it is a logistic regression, whose gradient is known."""
+        names = ("coef_", "intercept_", "predict_proba")
+        return all(hasattr(self.classifier, name) for name in names)
+
+    def _linear_probability(self, log1p: torch.Tensor) -> torch.Tensor:
+        weights, offset = (
+            torch.as_tensor(np.asarray(part, dtype=np.float64))
+            for part in (self.classifier.coef_, self.classifier.intercept_)
+        )
+        place = list(self.classifier.classes_).index(self.state)
+        scores = log1p @ weights.mT + offset
+        if len(weights) == 1:  # two classes: the score is that of the second
+            return torch.sigmoid(scores[:, 0] if place == 1 else -scores[:, 0])
+        return scores.softmax(-1)[:, place]
 
     def _member(self, log1p: torch.Tensor) -> torch.Tensor:
         if isinstance(self.classifier, torch.nn.Module):

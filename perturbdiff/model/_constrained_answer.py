@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from perturbdiff._constants import DEPTH
+from perturbdiff._random import uniform
 from perturbdiff.config import SampleConfig
 from perturbdiff.data import Condition
 from perturbdiff.guidance import CellValues, Constraint, Enforcement, Observed, Reference
@@ -24,7 +24,7 @@ from perturbdiff.model import _fitted
 from perturbdiff.model._constrained_course import LatentCourse, Revealed
 from perturbdiff.model._constrained_finish import Finish, as_values
 from perturbdiff.model._constrained_observed import completed_target, matched_partners
-from perturbdiff.model._constrained_plan import of_genes, retarget, with_target
+from perturbdiff.model._constrained_plan import of_genes, retarget, solved, with_target
 from perturbdiff.model._constrained_report import (
     COLUMNS,
     course_table,
@@ -37,6 +37,8 @@ from perturbdiff.model._questions import Controls
 from perturbdiff.model._response import ResponseCells, ResponsePlan
 
 _LEAST_NOISE = 1e-4
+_MATCH = 4  # step of uniform numbers
+_FEWEST = 32  # cells that a population is solved on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +100,29 @@ class Answer:
 
     @property
     def observed(self) -> list[Bounds]:
-        """Measured panels."""
+        """Measured genes that are promised to be as measured, in log values."""
+        if self.ways.hard is None:
+            return []
         return [
             bound
             for constraint, bound in zip(self.rules.constraints, self.bounds, strict=True)
-            if isinstance(constraint, Observed) and isinstance(bound, Bounds)
+            if isinstance(constraint, Observed)
+            and isinstance(bound, Bounds)
+            and bound.unit == "log1p"
         ]
+
+    @property
+    def panels(self) -> list[Bounds]:
+        """Those that were measured in every cell by itself."""
+        return [bound for bound in self.observed if len(bound.lower) > 1]
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Counts and library sizes; leaves the report behind."""
         latent, plan, before = self._unconstrained()
-        recipe = self._recipe()
-        pilot = self.fitted.cells(recipe, latent)
         hard = conjuncts(self.bounds, before) if self.ways.hard is not None else []
-        plan = self._moved_plan(plan, pilot, [b for b in hard if isinstance(b, Bounds)])
+        plan, pilot = self._moved_plan(plan, latent, [b for b in hard if isinstance(b, Bounds)])
         kept = self._steered(plan, pilot, hard)
-        cells = self._cells(recipe, kept, latent)
+        cells = self._cells(self._recipe(matched=True), kept, latent)
         finish = Finish(
             name=self.name,
             seed=self.seed,
@@ -127,17 +136,23 @@ class Answer:
         self._write(before, counts, size)
         return counts, size
 
-    def _recipe(self, partners: Tensor | None = None) -> Recipe:
+    def _recipe(self, *, matched: bool) -> Recipe:
+        """What the cells are made from; with partners that are like measured cells, or as usual."""
         asked, config = self.asked, self.config
         most = max(self.n_cells, _fitted.PILOT_CELLS)
         n_cells = -(-most // config.set_size) * config.set_size
         task = self.fitted.task(
             asked.condition, asked.controls, asked.target, n_cells=n_cells, seed=self.seed
         )
-        if partners is not None:
-            rows = task.partners.clone()
-            rows[: len(partners)] = partners
-            task = replace(task, partners=rows)
+        if matched:
+            keys = task.keys(range(n_cells // config.set_size), config, self.seed).flatten()
+            for bound in self.panels:
+                chance = uniform(keys, torch.zeros(1, dtype=torch.int64), step=_MATCH)[:, 0]
+                mean = asked.target.mean
+                like = matched_partners(bound, asked.controls, mean, chance=chance)[:n_cells]
+                rows = task.partners.clone()
+                rows[: len(like)] = like
+                task = replace(task, partners=rows)
         return Recipe(
             task=task, controls=asked.controls, target=asked.target, config=config, seed=self.seed
         )
@@ -149,7 +164,7 @@ class Answer:
             [asked.condition], [asked.controls], [asked.target],
             n_cells=min(self.n_cells, _fitted.PILOT_CELLS), config=self.config, seed=self.seed,
         )  # fmt: skip
-        task = self._recipe().task
+        task = self._recipe(matched=False).task
         latent, plan = next(
             value
             for key, value in reversed(self.fitted.plans._plans.items())
@@ -158,23 +173,32 @@ class Answer:
         return latent, plan, as_values(counts.double(), size)
 
     def _moved_plan(
-        self, plan: ResponsePlan, pilot: ResponseCells, hard: Sequence[Bounds]
-    ) -> ResponsePlan:
-        """Means as observed, what they say about the others, and means that must be."""
+        self, plan: ResponsePlan, latent: Tensor, hard: Sequence[Bounds]
+    ) -> tuple[ResponsePlan, ResponseCells]:
+        """Means as observed, what they say about the others, and means that must be.
+
+        Cells that were measured one by one have partners of their own, which are then the pilot.
+        """
+        pilot = self.fitted.cells(self._recipe(matched=False), latent)
         target = torch.from_numpy(self.asked.target.mean)
         for bound in self.observed:
-            if bound.unit != "log1p" or self.ways.hard is None:
-                continue
-            mean = bound.lower[: self.n_cells].mean(0).numpy()
             new = torch.from_numpy(
                 completed_target(
-                    target.numpy(), mean, bound.genes.numpy(),
-                    controls=self.asked.controls, known=list(self.fitted.prior.conditions),
+                    target.numpy(),
+                    bound.lower.mean(0).numpy(),
+                    bound.genes.numpy(),
+                    controls=self.asked.controls,
+                    known=list(self.fitted.prior.conditions),
                 )
-            )  # fmt: skip
+            )
             plan = with_target(plan, pilot, old=target, new=new)
             target = new
-        return retarget(plan, pilot, hard, target=target)
+        if self.panels:
+            measured = min(len(bound.lower) for bound in self.panels)
+            cells = self.fitted.cells(self._recipe(matched=True), latent)
+            pilot = _first(cells, max(min(measured, len(cells.counts)), _FEWEST))
+            plan = solved(plan, pilot, target)
+        return retarget(plan, pilot, hard, target=target), pilot
 
     def _steered(
         self, plan: ResponsePlan, pilot: ResponseCells, hard: Sequence[Bound]
@@ -219,15 +243,11 @@ class Answer:
             for constraint, bound in zip(self.rules.constraints, self.bounds, strict=True)
             if set(bound.needed.tolist()) <= known
         ]
-        partners = None
-        for bound in self.observed if self.ways.hard is not None else []:
-            mean = self.asked.target.mean
-            partners = matched_partners(bound, self.asked.controls, mean, n_cells=self.n_cells)
         noise = (drawn.log1p - expected.log1p).square().mean((0, 1))
         soft = self.ways.soft
         return LatentCourse(
             fitted=self.fitted,
-            recipe=self._recipe(partners),
+            recipe=self._recipe(matched=True),
             config=config,
             plan=plan,
             genes=genes,
@@ -258,7 +278,9 @@ class Answer:
                 latent = torch.cat([latent, rest[0]])
             cells = self.fitted.cells(recipe, latent)
         else:
-            rows = self._partners_of(kept, recipe)
+            size = self.config.set_size
+            number = kept.owner[:, None] * size + torch.arange(size)
+            rows = recipe.task.partners[number.flatten()]
             controls = self.asked.controls
             cells = ResponseCells.make(
                 self.fitted.codec.deviation(kept.state.x.flatten(0, 1)).double().cpu(),
@@ -269,21 +291,12 @@ class Answer:
             )
         return _first(cells, self.n_cells)
 
-    def _partners_of(self, kept: Candidates, recipe: Recipe) -> Int[Tensor, " cells"]:
-        rows = recipe.task.partners
-        for bound in self.observed if self.ways.hard is not None else []:
-            mean = self.asked.target.mean
-            matched = matched_partners(bound, self.asked.controls, mean, n_cells=self.n_cells)
-            if matched is not None:
-                rows = rows.clone()
-                rows[: len(matched)] = matched
-        size = self.config.set_size
-        return rows[(kept.owner[:, None] * size + torch.arange(size)).flatten()]
-
     def _own_keys(self, n_cells: int) -> Tensor:
         size = self.config.set_size
         sets = range(-(-n_cells // size))
-        return self._recipe().task.keys(sets, self.config, self.seed).flatten()[:n_cells]
+        return (
+            self._recipe(matched=False).task.keys(sets, self.config, self.seed).flatten()[:n_cells]
+        )
 
     def _write(self, before: CellValues, counts: Tensor, size: Tensor) -> None:
         """One row a constraint."""
@@ -326,8 +339,10 @@ def _pilot_values(
     pilot: ResponseCells, plan: ResponsePlan, config: SampleConfig
 ) -> tuple[CellValues, CellValues]:
     """Expected and drawn values of the pilot, set by set."""
-    n_sets = len(pilot.counts) // config.set_size
-    number = torch.arange(n_sets * config.set_size).view(n_sets, -1)
+    set_size = min(config.set_size, len(pilot.counts))
+    n_sets = len(pilot.counts) // set_size
+    pilot = _first(pilot, n_sets * set_size)
+    number = torch.arange(n_sets * set_size).view(n_sets, -1)
     reveal = Revealed(
         cells=pilot, plan=plan, decoder=torch.zeros(pilot.counts.shape[1], 0), number=number
     )

@@ -15,6 +15,7 @@ from perturbdiff.prior import ConditionSummary
 _PENALTIES = np.logspace(-2, 4, 25)
 _MOST_CONDITIONS = 40
 _BLOCK = 256
+_NEAREST = 10
 
 
 def completed_target(
@@ -71,24 +72,28 @@ def completed_target(
 
 
 def matched_partners(
-    bound: Bounds, controls: Controls, target: Float[np.ndarray, " genes"], *, n_cells: int
-) -> Int[Tensor, " cells"] | None:
-    """The control cell that is most like each measured cell, each taken around its own mean.
+    bound: Bounds,
+    controls: Controls,
+    target: Float[np.ndarray, " genes"],
+    *,
+    chance: Float[Tensor, " streams"],
+) -> Int[Tensor, " cells"]:
+    """For each measured cell one of the control cells most like it, each around its own mean.
 
-    Distances are over the measured genes, along the principal axes that these genes carry. None
-    where all cells were given the same values.
+    Distances are over the measured genes, along the principal axes that these genes carry. Which
+    of the nearest ten it is, is drawn: one of them says as much about the cell as another.
     """
-    if len(bound.lower) == 1 or bound.unit != "log1p":
-        return None
     genes = bound.genes.numpy()
     axes = controls.loadings[genes]
-    values = bound.lower[:n_cells].numpy()
+    values = bound.lower.numpy()
     measured = (values - target[genes]) @ axes
     own = np.asarray(controls.cells.log1p[:, genes] @ axes)
     own = own - own.mean(0)
-    nearest = []
+    near, n_near = [], min(_NEAREST, len(own))
     for start in range(0, len(measured), _BLOCK):
         part = measured[start : start + _BLOCK]
         square = (part**2).sum(1)[:, None] - 2 * part @ own.T + (own**2).sum(1)
-        nearest.append(square.argmin(1))
-    return torch.from_numpy(np.concatenate(nearest).astype(np.int64))
+        near.append(square.argpartition(n_near - 1, axis=1)[:, :n_near])
+    ranked = np.sort(np.concatenate(near), axis=1)
+    pick = (chance[: len(ranked)].numpy() * n_near).astype(np.int64)
+    return torch.from_numpy(ranked[np.arange(len(ranked)), pick].astype(np.int64))

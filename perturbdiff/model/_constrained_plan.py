@@ -98,7 +98,7 @@ def with_target(
     if not bool(moved.any()):
         return plan
     genes = moved.nonzero()[:, 0]
-    part = _solved(of_genes(plan, genes), pilot.of_genes(moved), new[genes])
+    part = solved(of_genes(plan, genes), pilot.of_genes(moved), new[genes])
     whole = plan.transport
     return replace(
         plan,
@@ -110,7 +110,10 @@ def with_target(
     )
 
 
-def _solved(plan: ResponsePlan, pilot: ResponseCells, target: Tensor) -> ResponsePlan:
+def solved(
+    plan: ResponsePlan, pilot: ResponseCells, target: Float[Tensor, " genes"]
+) -> ResponsePlan:
+    """The plan under which the pilot's expected means are the target."""
     transport = solve_transport(
         pilot.counts, pilot.library_size, target, deviation_NG=plan.log_factor(pilot)
     )
@@ -126,7 +129,7 @@ def _mean_for(plan: ResponsePlan, pilot: ResponseCells, bound: Bounds, *, now: T
     cells, part = pilot.of_genes(chosen), of_genes(plan, genes)
 
     def level(target: Tensor) -> Tensor:
-        return expected(cells, _solved(part, cells, target), bound.unit).mean(0)
+        return expected(cells, solved(part, cells, target), bound.unit).mean(0)
 
     start = now[order]
     reached = level(start)
