@@ -349,7 +349,8 @@ def told(report: Mapping[str, Any]) -> str:
         f"{settings['genes']} genes of Kang 2018; decoder trained for {settings['steps']} steps of "
         f"{settings['sets']} set(s), draft for {settings['draft_steps']}: times do not depend on "
         "it, acceptance may. Ways of decoding run in turns; medians. Acceptance is over 64 cells. "
-        f"{made['cpu']}, {made['threads']} thread, torch {made['packages']['torch']}.",
+        f"{made['cpu']}, {made['threads']} thread, torch {made['packages']['torch']}. "
+        f"{report.get('note', '')}",
         "",
     ]
     for one in report["decoders"]:
@@ -383,9 +384,11 @@ def main() -> None:
     parser.add_argument("--draft-steps", type=int, default=80)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--orders", nargs="+", default=["coexpression", "descending"])
+    parser.add_argument("--note", default="", help="what else to know, such as a busy machine")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "decoding_kang2018.json")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    made_with = environment()
     rows: list[Mapping[str, Any]] = []
     for order in chosen.orders:
         subject = taught(
@@ -402,7 +405,8 @@ def main() -> None:
         "settings": {
             name: getattr(chosen, name) for name in ("genes", "sets", "steps", "draft_steps")
         },
-        "made_with": environment(),
+        "made_with": made_with,
+        "note": chosen.note,
         "decoders": rows,
     }
     chosen.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
