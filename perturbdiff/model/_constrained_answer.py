@@ -95,6 +95,7 @@ class Answer:
         self.real = torch.zeros(len(fitted.vocabulary.registry.genes), dtype=torch.bool)
         self.passed = pd.DataFrame()
         self.report = pd.DataFrame()
+        self.mean = torch.from_numpy(asked.target.mean)
         self.nfe = 0
         self.evaluations = 0
 
@@ -123,6 +124,11 @@ class Answer:
         plan, pilot = self._moved_plan(plan, latent, [b for b in hard if isinstance(b, Bounds)])
         kept = self._steered(plan, pilot, hard)
         cells = self._cells(self._recipe(matched=True), kept, latent)
+        if self.panels and self.n_cells >= _FEWEST:
+            plan = solved(plan, cells, self.mean)  # pulled cells lie elsewhere than the pilot's
+            plan = retarget(
+                plan, cells, [b for b in hard if isinstance(b, Bounds)], target=self.mean
+            )
         finish = Finish(
             name=self.name,
             seed=self.seed,
@@ -198,6 +204,7 @@ class Answer:
             cells = self.fitted.cells(self._recipe(matched=True), latent)
             pilot = _first(cells, max(min(measured, len(cells.counts)), _FEWEST))
             plan = solved(plan, pilot, target)
+        self.mean = target
         return retarget(plan, pilot, hard, target=target), pilot
 
     def _steered(

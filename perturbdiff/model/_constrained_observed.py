@@ -15,6 +15,7 @@ from perturbdiff.prior import ConditionSummary
 _PENALTIES = np.logspace(-2, 4, 25)
 _MOST_CONDITIONS = 40
 _BLOCK = 256
+_FOLDS = 10
 _NEAREST = 10
 
 
@@ -31,8 +32,8 @@ def completed_target(
     What the prior missed on the measured genes is regressed on how the known conditions shift
     those genes, and on the prior's own shift (a context may respond more strongly than others);
     the same weights then apply to the genes that were not measured. The ridge penalty is the one
-    with the least generalised cross-validation score (Golub, Heath and Wahba, 1979), infinite
-    included.
+    under which measured genes that are left out in turn are predicted with the least mean absolute
+    error, infinite included: where nothing carries over, the prior stays.
 
     Parameters
     ----------
@@ -56,19 +57,27 @@ def completed_target(
     features = features / np.where(scale > 0, scale, 1.0)
     missed = observed - target[genes]
     here = features[genes]
-    left, value, right = np.linalg.svd(here, full_matrices=False)
-    along = left.T @ missed
-    best, weight = float(missed @ missed) / len(missed), np.zeros(features.shape[1])
+    fold = np.arange(len(genes)) % min(_FOLDS, len(genes))
+    best, weight = float(np.abs(missed).mean()), np.zeros(features.shape[1])
     for penalty in _PENALTIES:
-        shrink = value**2 / (value**2 + penalty)
-        rest = missed - left @ (shrink * along)
-        score = float(rest @ rest) / len(missed) / (1 - shrink.sum() / len(missed)) ** 2
-        if score < best:
-            best = score
-            weight = right.T @ (shrink * along / np.maximum(value, 1e-12))
+        rest = np.concatenate(
+            [
+                missed[fold == f]
+                - here[fold == f] @ _ridge(here[fold != f], missed[fold != f], penalty)
+                for f in np.unique(fold)
+            ]
+        )
+        if (error := float(np.abs(rest).mean())) < best:
+            best, weight = error, _ridge(here, missed, penalty)
     moved = np.maximum(target + features @ weight, 0.0)
     moved[genes] = observed
     return moved
+
+
+def _ridge(features: np.ndarray, values: np.ndarray, penalty: float) -> np.ndarray:
+    gram = features.T @ features + penalty * np.eye(features.shape[1])
+    weight: np.ndarray = np.linalg.solve(gram, features.T @ values)
+    return weight
 
 
 def matched_partners(
