@@ -29,6 +29,7 @@ class CountPopulation(Population):
     level: Float[Tensor, " genes"]  # control mean of log1p values
     rise: Float[Tensor, " genes"]  # of that mean, by the prior
     log_rate: Float[Tensor, " genes"]  # mean count that the prior states, per count of the library
+    dispersion: Float[Tensor, " genes"] | None = None  # log, of the controls beside all cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class CountBatch(Sets):
     rise: Float[Tensor, "sets genes"]
     log_rate: Float[Tensor, "sets genes"]
     context: Context
+    dispersion: Float[Tensor, "sets genes"] | None = None
 
 
 class CountDataset(SetDataset):
@@ -68,6 +70,7 @@ class CountDataset(SetDataset):
             rise=population.rise[None],
             log_rate=population.log_rate[None],
             context=context,
+            dispersion=None if population.dispersion is None else population.dispersion[None],
         )
 
 

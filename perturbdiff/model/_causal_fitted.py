@@ -25,7 +25,7 @@ from perturbdiff.autoregressive import (
 )
 from perturbdiff.config import DecodeConfig, DecoderConfig
 from perturbdiff.data import Condition
-from perturbdiff.model._causal_lesson import prior_log_rate
+from perturbdiff.model._causal_lesson import context_dispersion, prior_log_rate
 from perturbdiff.model._fitted import PILOT_CELLS, Responding, Target
 from perturbdiff.model._questions import Controls
 from perturbdiff.model._sampling import LatentTask, set_contexts
@@ -42,6 +42,7 @@ class CountTask(LatentTask):
     controls: Controls
     target: Target
     log_rate: Float[Tensor, " genes"]
+    dispersion: Float[Tensor, " genes"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,11 +72,16 @@ class CausalFitted(Responding):
         plain = super().task(condition, controls, target, n_cells=n_cells, seed=seed)
         mean = torch.from_numpy(target.mean)
         size = controls.library_size(plain.partners[:PILOT_CELLS])
+        own = controls.cells
+        assert own.counts is not None  # asked for only where counts can be drawn
+        assert own.library_size is not None
+        change = context_dispersion(own.counts, own.library_size, self.log_dispersion)
         return CountTask(
             **vars(plain),
             controls=controls,
             target=target,
-            log_rate=prior_log_rate(size, mean, self.log_dispersion),
+            log_rate=prior_log_rate(size, mean, self.log_dispersion + change),
+            dispersion=change,
         )
 
     def written(
@@ -242,6 +248,7 @@ class CausalSampler:
             shift=(mean - level).expand(len(rows), -1),
             partner=partner,
             log_mean=task.log_rate + size.log().float()[:, None],
+            dispersion=task.dispersion.expand(len(rows), -1),
         )
 
 

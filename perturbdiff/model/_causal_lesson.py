@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -27,7 +28,8 @@ from perturbdiff.train._seeding import seeded
 
 _RATE_CELLS = 128  # that the rate of a population is solved on
 _LEAST_RATE = 1e-9
-_DISPERSION = (0.01, 5.0)
+_DISPERSION = (0.01, 10.0)
+_POOLED = 10.0  # squared counts of control cells that the dispersion over all cells is worth
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -225,19 +227,53 @@ def count_dispersion(data: TrainingData) -> Float[Tensor, " genes"]:
     rows = data.cells.conditions()
     assert data.cells.counts is not None
     assert data.cells.library_size is not None
-    extra, square = 0.0, 0.0
+    n_genes = len(data.registry.genes)
+    extra, square = np.zeros(n_genes), np.zeros(n_genes)
     for condition in data.conditions:
         own = rows[condition]
-        counts = data.cells.counts[own].astype(np.float64)
-        size = data.cells.library_size[own].astype(np.float64)
-        total = np.asarray(counts.sum(0)).ravel()
-        rate, weighted = total / size.sum(), np.asarray(counts.T @ size).ravel()
-        sizes = float((size**2).sum())
-        squares = np.asarray(counts.multiply(counts).sum(0)).ravel()
-        extra = extra + squares - 2 * rate * weighted + rate**2 * sizes - total
-        square = square + rate**2 * sizes
+        parts = _moments(data.cells.counts[own], data.cells.library_size[own])
+        extra, square = extra + parts[0], square + parts[1]
     value = np.divide(extra, square, out=np.zeros_like(extra), where=square > 0)
     return torch.from_numpy(np.log(np.clip(value, *_DISPERSION))).float()
+
+
+def context_dispersion(
+    counts: sp.csr_array,
+    library_size: Float[np.ndarray, " cells"],
+    log_dispersion: Float[Tensor, " genes"],
+) -> Float[Tensor, " genes"]:
+    """Log of the over-dispersion among control cells of a context, less that over all cells.
+
+    A gene that marks some types of cells varies much over all of them and little within one. By
+    moments, shrunk towards no difference where the gene is rare.
+
+    Parameters
+    ----------
+    counts, library_size
+        Control cells.
+    log_dispersion
+        Over all cells, from :func:`count_dispersion`.
+
+    Returns
+    -------
+    One value per gene.
+    """
+    extra, square = _moments(counts, library_size)
+    pooled = log_dispersion.double().exp().numpy()
+    value = (np.maximum(extra, 0) + _POOLED * pooled) / (square + _POOLED)
+    return torch.from_numpy(np.log(np.clip(value, *_DISPERSION) / pooled)).float()
+
+
+def _moments(
+    counts: sp.csr_array, library_size: Float[np.ndarray, " cells"]
+) -> tuple[Float[np.ndarray, " genes"], Float[np.ndarray, " genes"]]:
+    """``Σ ((y - m)² - m)`` and ``Σ m²`` of each gene, with m = size · rate."""
+    counts, size = counts.astype(np.float64), library_size.astype(np.float64)
+    total = np.asarray(counts.sum(0)).ravel()
+    rate, weighted = total / size.sum(), np.asarray(counts.T @ size).ravel()
+    squares = np.asarray(counts.multiply(counts).sum(0)).ravel()
+    square = rate**2 * float((size**2).sum())
+    return squares - 2 * rate * weighted + square - total, square
 
 
 def gene_order(data: TrainingData, network: DecoderConfig) -> GeneOrder:
@@ -268,16 +304,20 @@ def _populations(lesson: CausalLesson) -> list[CountPopulation]:
         own, control = rows[condition], controls[condition.context]
         size = torch.from_numpy(cells.library_size[own].astype(np.float64))
         level = summary.context.mean
+        control_size = cells.library_size[control]
+        change = context_dispersion(cells.counts[control], control_size, lesson.log_dispersion)
+        log_rate = prior_log_rate(size, torch.from_numpy(mean), lesson.log_dispersion + change)
         out.append(
             CountPopulation(
                 **vars(population),
                 counts=cells.counts[own],
                 library_size=size,
                 control_counts=cells.counts[control],
-                control_size=torch.from_numpy(cells.library_size[control].astype(np.float64)),
+                control_size=torch.from_numpy(control_size.astype(np.float64)),
                 level=_float32(level),
                 rise=_float32(mean - level),
-                log_rate=prior_log_rate(size, torch.from_numpy(mean), lesson.log_dispersion),
+                log_rate=log_rate,
+                dispersion=change,
             )
         )
     return out

@@ -405,7 +405,8 @@ class CausalDecoder(nn.Module):
         change = self.out(hidden)
         log_mean = genes.log_mean.gather(1, gene) + change[..., 0]
         log_mean = log_mean + self.partner_slope[gene] * genes.partner.gather(1, gene)
-        return log_mean, self.log_dispersion[gene] + change[..., 1], change[..., 2:]
+        log_dispersion = self._log_dispersion(genes).expand_as(genes.log_mean).gather(1, gene)
+        return log_mean, log_dispersion + change[..., 1], change[..., 2:]
 
     def log_mass(
         self,
@@ -421,9 +422,14 @@ class CausalDecoder(nn.Module):
 
     def log_present(self, genes: GeneInputs) -> Float[Tensor, "cells genes"]:
         """Log of the probability that the prior gives to a gene's being there at all."""
-        shape = (-self.log_dispersion).exp()
+        shape = (-self._log_dispersion(genes)).exp()
         none = -shape * torch.log1p(genes.log_mean.exp() / shape)
         return (-torch.expm1(none)).clamp_min(_LEAST_MASS).log()
+
+    def _log_dispersion(self, genes: GeneInputs) -> Float[Tensor, "cells_or_one genes"]:
+        """What is learned of each gene, and how the context differs."""
+        own = self.log_dispersion[None]
+        return own if genes.dispersion is None else own + genes.dispersion
 
     # Parts
 
@@ -443,7 +449,7 @@ class CausalDecoder(nn.Module):
     def _expected(self, genes: GeneInputs) -> Float[Tensor, "cells genes_and_none 2"]:
         """What the prior expects of each gene; of none, nothing that could surprise."""
         mean = genes.log_mean.exp()
-        spread = (mean + self.log_dispersion.exp() * mean.square()).sqrt().clamp_min(1e-3)
+        spread = (mean + self._log_dispersion(genes).exp() * mean.square()).sqrt().clamp_min(1e-3)
         return functional.pad(torch.stack([mean, 1 / spread], dim=-1), (0, 0, 0, 1))
 
     def _positions(

@@ -22,13 +22,20 @@ class GeneInputs(Sets):
     ``level`` and ``shift`` are the control mean of log1p values and how far the effect prior moves
     it; ``partner`` is the log1p value of the cell's control partner less the level, 0 where there
     is none; ``log_mean`` is the log of the mean count that the prior states at the cell's own
-    library size.
+    library size. ``dispersion`` is the log of how much more unevenly the gene is counted in control
+    cells of the context than in all cells; none means nowhere.
     """
 
     level: Float[Tensor, "cells genes"]
     shift: Float[Tensor, "cells genes"]
     partner: Float[Tensor, "cells genes"]
     log_mean: Float[Tensor, "cells genes"]
+    dispersion: Float[Tensor, "cells genes"] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is given."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +73,8 @@ class KeyValueCache(Sets):
             getattr(self, name)[rows, :, : new.shape[2]] = new
         for name in ("length", "modulation", "asked", "expected"):
             getattr(self, name)[rows] = getattr(other, name)
-        for field in fields(self.genes):
-            getattr(self.genes, field.name)[rows] = getattr(other.genes, field.name)
+        for name in self.genes.names:
+            getattr(self.genes, name)[rows] = getattr(other.genes, name)
 
     def with_room(self, n_prefix: int, n_genes: int) -> Self:
         """The same cells at length 0, with room for so many control cells and genes."""
@@ -84,11 +91,13 @@ class KeyValueCache(Sets):
     def state(self) -> dict[str, Tensor]:
         """Tensors that :meth:`from_state` reads, to be sent to where cells are decoded."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "genes"}
-        return own | {f"genes.{f.name}": getattr(self.genes, f.name) for f in fields(self.genes)}
+        return own | {f"genes.{name}": getattr(self.genes, name) for name in self.genes.names}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Self:
         """The cache that this is the state of."""
-        genes = GeneInputs(**{f.name: state[f"genes.{f.name}"] for f in fields(GeneInputs)})
+        start = "genes."
+        known = {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+        genes = GeneInputs(**known)
         own = {name: value for name, value in state.items() if "." not in name}
         return cls(**own, genes=genes)

@@ -131,11 +131,13 @@ def gene_inputs(batch: CountBatch) -> GeneInputs:
     seen = batch.context.has_partner[:, None, None]
     each = {
         name: getattr(batch, name)[:, None].expand(-1, n_cells, -1).flatten(0, 1)
-        for name in ("level", "rise")
+        for name in ("level", "rise", "dispersion")
+        if getattr(batch, name) is not None
     }
     return GeneInputs(
         level=each["level"],
         shift=each["rise"],
         partner=((batch.partner - batch.level[:, None]) * seen).flatten(0, 1),
         log_mean=(batch.log_rate[:, None] + batch.log_size[..., None]).flatten(0, 1),
+        dispersion=each.get("dispersion"),
     )
