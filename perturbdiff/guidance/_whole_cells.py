@@ -110,7 +110,7 @@ class StateFraction(Constraint):
     """
 
     classifier: Any
-    state: str | int
+    state: Any
     share: float
     relation: Relation = field(default="exactly", kw_only=True)
     genes: Sequence[str] | None = field(default=None, kw_only=True)

@@ -193,8 +193,8 @@ class Answer:
                     target.numpy(),
                     bound.lower.mean(0).numpy(),
                     bound.genes.numpy(),
-                    controls=self.asked.controls,
-                    known=list(self.fitted.prior.conditions),
+                    control=self.asked.controls.summary.mean,
+                    shifts=[c.mean - c.context.mean for c in self.fitted.prior.conditions],
                 )
             )
             plan = with_target(plan, pilot, old=target, new=new)

@@ -3,6 +3,8 @@
 N cells, G genes, P measured genes, C conditions, F features of a gene.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +12,6 @@ from torch import Tensor
 
 from perturbdiff.guidance._bounds import Bounds
 from perturbdiff.model._questions import Controls
-from perturbdiff.prior import ConditionSummary
 
 _PENALTIES = np.logspace(-2, 4, 25)
 _MOST_CONDITIONS = 40
@@ -24,8 +25,8 @@ def completed_target(
     observed: Float[np.ndarray, " measured"],
     genes: Int[np.ndarray, " measured"],
     *,
-    controls: Controls,
-    known: list[ConditionSummary],
+    control: Float[np.ndarray, " genes"],
+    shifts: Sequence[Float[np.ndarray, " genes"]],
 ) -> Float[np.ndarray, " genes"]:
     """Mean log1p values after seeing those of the measured genes.
 
@@ -41,18 +42,16 @@ def completed_target(
         Mean that the effect prior predicts.
     observed, genes
         Means of the measured genes, and which they are.
-    controls
-        Control cells of the context.
-    known
-        Training conditions.
+    control
+        Means of the control cells of the context.
+    shifts
+        Mean shifts of the training conditions.
 
     Returns
     -------
     Means of all genes; those of the measured ones as observed.
     """
-    own = target - controls.summary.mean
-    shifts = [own, *(summary.mean - summary.context.mean for summary in known[:_MOST_CONDITIONS])]
-    features = np.stack(shifts, axis=1)
+    features = np.stack([target - control, *shifts[:_MOST_CONDITIONS]], axis=1)
     scale = features[genes].std(0)
     features = features / np.where(scale > 0, scale, 1.0)
     missed = observed - target[genes]
