@@ -75,6 +75,7 @@ def genes():
         shift=numbers(B, G, seed=7),
         partner=numbers(B, G, seed=8),
         log_mean=numbers(B, G, seed=9),
+        dispersion=0.3 * numbers(B, G, seed=12),
     )
 
 
@@ -255,13 +256,14 @@ def test_first_answers_are_the_priors(context, genes, said):
         last_count=60, n_perturbations=2, n_features=2, covariate_sizes=[3],
     ).double()  # fmt: skip
     asked = said["next_gene"]
-    expected = network.log_mass(genes.log_mean.gather(1, asked), log_dispersion[asked])
+    spread = (log_dispersion + genes.dispersion).gather(1, asked)
+    expected = network.log_mass(genes.log_mean.gather(1, asked), spread)
     torch.testing.assert_close(answers(network, context, genes, said), expected, **EXACT)
 
 
 def test_a_gene_is_there_as_often_as_its_negative_binomial_says(genes):
     network = decoder("descending")
-    shape = (-network.log_dispersion).exp().detach().numpy()
+    shape = (-network.log_dispersion - genes.dispersion).exp().detach().numpy()
     mean = genes.log_mean.exp().numpy()
     expected = 1 - stats.nbinom.pmf(0, shape, shape / (shape + mean))
     found = network.log_present(genes).exp().detach()

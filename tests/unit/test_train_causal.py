@@ -12,6 +12,7 @@ from perturbdiff._random import gene_lanes
 from perturbdiff.autoregressive import ExpressionBins, GeneOrder
 from perturbdiff.config import DecoderConfig, TrainConfig
 from perturbdiff.data._counts import CountBatch, CountDataModule, CountPopulation
+from perturbdiff.model._causal_lesson import context_dispersion, prior_log_rate
 from perturbdiff.train import CausalTask, TrainerOptions, choose_steps, train, two_folds
 
 G, A, K = 6, 3, 2
@@ -114,6 +115,26 @@ def test_other_counts_are_other_data(populations):
     }
     assert len(digests) == 3
     assert first.digest == CountDataModule(populations, config=CONFIG, seed=0).digest
+
+
+# What the prior says of counts
+
+
+def test_dispersion_and_rate_are_those_that_counts_were_drawn_from():
+    """Negative binomials of known mean and over-dispersion, at libraries of several sizes."""
+    draw = np.random.default_rng(0)
+    size = draw.uniform(5e3, 2e4, 20_000)
+    rate, dispersion = np.array([1e-4, 5e-4, 1e-3]), np.array([0.2, 1.0, 3.0])
+    shape, mean = 1 / dispersion, size[:, None] * rate
+    counts = draw.negative_binomial(shape, shape / (shape + mean))
+    pooled = torch.full((3,), 1.5).log()
+    change = context_dispersion(sp.csr_array(counts), size, pooled)
+    np.testing.assert_allclose((pooled + change).exp(), dispersion, rtol=0.1)
+    value = torch.from_numpy(np.log1p(counts / size[:, None] * 1e4).mean(0))
+    found = prior_log_rate(torch.from_numpy(size), value, torch.from_numpy(dispersion).log())
+    np.testing.assert_allclose(found.exp(), rate, rtol=0.1)
+    few = context_dispersion(sp.csr_array(counts[:3] * 0), size[:3], pooled)
+    np.testing.assert_allclose(few, 0, atol=1e-6)
 
 
 # The loss
