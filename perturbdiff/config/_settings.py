@@ -85,6 +85,9 @@ class DecoderConfig(Settings):
         set diffusion model of the same shape.
     gene_width
         Numbers learned about each gene.
+    draft_steps
+        Steps for which a draft is trained when the decoder is, to guess ahead in decoding; 0 for no
+        draft. Where genes are drawn there is none.
     """
 
     section: ClassVar[str] = "decoder"
@@ -102,13 +105,14 @@ class DecoderConfig(Settings):
     control_expansion: int = 2
     hidden: int = 0
     gene_width: int = 16
+    draft_steps: int = 80
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _share(self, "smoothing")
         _at_least(
             self, n_bins=6, n_axes=1, n_response_axes=1, width=2, n_blocks=1, n_heads=1,
-            control_expansion=1, hidden=0, gene_width=1,
+            control_expansion=1, hidden=0, gene_width=1, draft_steps=0,
         )  # fmt: skip
         if self.width % self.n_heads:
             rule = f"must be a multiple of n_heads = {self.n_heads}"
@@ -214,6 +218,10 @@ class DecodeConfig(Settings):
         1 is the model as trained; less makes what is likely more so.
     set_size
         Cells that share a key of a set, as in :class:`SampleConfig`.
+    draft_length
+        Genes that a draft guesses ahead of each call of the network, 0 for none. What is wrong is
+        said anew, so the cells stay the same, up to rounding that tips a choice. By default 6 where
+        the model has a draft; a model that draws its genes has none and refuses any other than 0.
     """
 
     section: ClassVar[str] = "decode"
@@ -221,10 +229,13 @@ class DecodeConfig(Settings):
     temperature: float = 1.0
     top_p: float = 1.0
     set_size: int = 32
+    draft_length: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _at_least(self, set_size=1)
+        if self.draft_length is not None:
+            _at_least(self, draft_length=0)
         for name in ("temperature", "top_p"):
             if not getattr(self, name) > 0:
                 field = f"decode.{name}"

@@ -15,7 +15,7 @@ from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._bundle import Parts
 from perturbdiff.model._causal_fitted import CausalFitted
-from perturbdiff.model._causal_learning import finished, learn
+from perturbdiff.model._causal_learning import finished, learn, restored_draft
 from perturbdiff.model._causal_lesson import CausalLesson, causal_task, prepare_causal
 from perturbdiff.model._network_predictor import NetworkPredictor
 from perturbdiff.model._predictor import (
@@ -196,7 +196,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
             differ; counts are made from the partners' counts around the effect prior's mean, as a
             set diffusion model makes them.
         decode
-            Temperature, share of the likely choices that are drawn from, cells a set.
+            Temperature, share of the likely choices that are drawn from, cells a set, guesses.
 
         Returns
         -------
@@ -205,13 +205,14 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         Raises
         ------
         ConfigError
-            When ``decoding`` is something else.
+            When ``decoding`` is something else, or guesses are wanted of a model without a draft.
         UnknownLevelError, LabelError
             When a perturbation or context is unknown or has no control cells.
         """
         if decoding not in ("raw", "transport"):
             raise ConfigError("decoding", decoding, rule="must be 'raw' or 'transport'")
         config, fitted = decode or DecodeConfig(), self.fitted
+        draft_length = fitted.draft_length(config)
         question = self._ask(
             adata, perturbations, contexts=contexts, n_cells=n_cells, doses=doses, times=times,
             missing_genes=missing_genes,
@@ -249,6 +250,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
                 "nfe": nfe,
                 "temperature": config.temperature,
                 "top_p": config.top_p,
+                "draft_length": draft_length,
                 "guidance_scale": 1.0,
                 "constraint_violation": 0.0,
                 "baselines": written_baselines(answers),
@@ -266,6 +268,8 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         plain["registry"] = self.registry.to_json()
         arrays |= prefixed("bins", fitted.bins.state())
         arrays |= {"order": fitted.order.genes, "log_dispersion": fitted.log_dispersion}
+        if fitted.draft is not None:
+            arrays |= prefixed("draft", fitted.draft.state_dict())
         return Parts(kind=self.kind, plain=plain, arrays=arrays)
 
     @classmethod
@@ -285,7 +289,8 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         )
         decoder = task.averaged.eval()
         decoder.load_state_dict(under("denoiser", parts.arrays))
-        model._fitted = CausalFitted(network=network, decoder=decoder, **own, **shared)
+        draft = restored_draft(decoder, under("draft", parts.arrays))
+        model._fitted = CausalFitted(network=network, decoder=decoder, draft=draft, **own, **shared)
         fit = parts.plain["fit"]
         model.seed, model.split_hash = fit["seed"], fit["split_hash"]
         return model
@@ -293,5 +298,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
     def to(self, device: str | torch.device) -> Self:
         """The model with its network on another device."""
         self.fitted.decoder.to(device)
+        if self.fitted.draft is not None:
+            self.fitted.draft.to(device)
         self.fitted.codec.to(device)
         return self

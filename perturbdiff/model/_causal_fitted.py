@@ -4,7 +4,7 @@ B cells, G genes, K latent axes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -14,13 +14,17 @@ from torch import Tensor
 
 from perturbdiff._batch import Context
 from perturbdiff._constants import DEPTH
+from perturbdiff._errors import ConfigError
 from perturbdiff._random import uniform
 from perturbdiff.autoregressive import (
+    Decoding,
     DrawnOrder,
     ExpressionBins,
     GeneOrder,
+    Guessing,
     KnownOrder,
     Sampling,
+    Speculative,
     decode,
 )
 from perturbdiff.config import DecodeConfig, DecoderConfig
@@ -29,9 +33,10 @@ from perturbdiff.model._causal_lesson import context_dispersion, prior_log_rate
 from perturbdiff.model._fitted import PILOT_CELLS, Responding, Target
 from perturbdiff.model._questions import Controls
 from perturbdiff.model._sampling import LatentTask, set_contexts
-from perturbdiff.nn import CausalDecoder, GeneInputs, KeyValueCache
+from perturbdiff.nn import CausalDecoder, DraftDecoder, GeneInputs, KeyValueCache
 
 CELLS_AT_ONCE = 256
+DRAFT_LENGTH = 6  # guesses a call where nobody asks for another number
 _WITHIN_BIN = 2  # uniform draws of a cell: 0 and 1 belong to transport
 
 
@@ -54,11 +59,31 @@ class CausalFitted(Responding):
     bins: ExpressionBins
     order: GeneOrder
     log_dispersion: Float[Tensor, " genes"]  # that the prior's rates are solved with
+    draft: DraftDecoder | None = None
 
     @cached_property
     def sampler(self) -> "CausalSampler":
         """Writes cells, and reads their latent responses off them."""
         return CausalSampler(self)
+
+    def draft_length(self, config: DecodeConfig) -> int:
+        """Genes to guess ahead.
+
+        Raises
+        ------
+        ConfigError
+            When there is no draft to guess any.
+        """
+        wanted = config.draft_length
+        if self.draft is not None:
+            return DRAFT_LENGTH if wanted is None else wanted
+        if wanted:
+            why = "was fitted with decoder.draft_steps = 0"
+            if self.order.drawn:
+                why = f"draws its genes (order {self.order.name!r}), so none is known ahead"
+            rule = f"needs a draft, and this model has none: it {why}. Leave it out, or name 0"
+            raise ConfigError("decode.draft_length", wanted, rule=rule)
+        return 0
 
     def task(
         self,
@@ -95,6 +120,8 @@ class CausalFitted(Responding):
         seed: int,
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Counts as the decoder writes them, and library sizes; arguments as for ``respond``."""
+        # The cells of a set know nothing of each other: none needs to be written beyond the last.
+        config = replace(config, set_size=min(config.set_size, n_cells))
         size = config.set_size
         n_sets, least = -(-n_cells // size), -(-PILOT_CELLS // size)
         tasks = [
@@ -195,14 +222,7 @@ class CausalSampler:
         fitted, size = self.fitted, config.set_size
         keys = torch.cat([task.keys(sets, config, seed) for task, sets in chunk]).flatten()
         cache = self.prefilled(chunk, size)
-        way = DrawnOrder if fitted.order.drawn else KnownOrder
-        decoding = way(
-            fitted.decoder,
-            fitted.order,
-            fitted.lanes.to(self.device),
-            sampling=Sampling(temperature=config.temperature, top_p=config.top_p),
-        )
-        bins, calls = decode(decoding, cache, keys.to(self.device))
+        bins, calls = decode(self._decoding(config), cache, keys.to(self.device))
         counts = fitted.bins.decode(bins.cpu(), uniform(keys, fitted.lanes, step=_WITHIN_BIN))
         depth = torch.cat(
             [
@@ -214,6 +234,18 @@ class CausalSampler:
         by_set = counts.view(-1, size, counts.shape[1])
         parts = torch.split(by_set, [len(sets) for _, sets in chunk])
         return list(parts), calls + 1
+
+    def _decoding(self, config: DecodeConfig) -> Decoding:
+        """How cells advance."""
+        fitted, lanes = self.fitted, self.fitted.lanes.to(self.device)
+        sampling = Sampling(temperature=config.temperature, top_p=config.top_p)
+        if fitted.draft is not None and (length := fitted.draft_length(config)):
+            return Speculative(
+                fitted.decoder, fitted.order, lanes, draft=fitted.draft,
+                guessing=Guessing(length=length), sampling=sampling,
+            )  # fmt: skip
+        way = DrawnOrder if fitted.order.drawn else KnownOrder
+        return way(fitted.decoder, fitted.order, lanes, sampling=sampling)
 
     def prefilled(
         self, chunk: Sequence[tuple[CountTask, Sequence[int]]], set_size: int

@@ -1,10 +1,19 @@
 """How the autoregressive sibling is fitted: inner folds where asked for, then the final run."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
 from perturbdiff._errors import TrainingError
+from perturbdiff.data._counts import CountDataModule
 from perturbdiff.model._causal_fitted import CausalFitted
 from perturbdiff.model._causal_lesson import CausalLesson
+from perturbdiff.nn import CausalDecoder, DraftDecoder
 from perturbdiff.train import CausalTask, TrainerOptions, choose_steps, train, two_folds
 from perturbdiff.train._checkpoint import check_kept, forget
+from perturbdiff.train._draft import fit_draft
+from perturbdiff.train._seeding import seeded
 
 _DEPENDENCE = 0.9
 """Of counts on latent responses, where counts are transported; best on inner folds of Kang 2018."""
@@ -42,7 +51,30 @@ def finished(lesson: CausalLesson, task: CausalTask) -> CausalFitted:
         steps=task.global_step,
         network=lesson.network,
         decoder=decoder,
+        draft=_draft(lesson, decoder),
         bins=lesson.bins,
         order=lesson.order,
         log_dispersion=lesson.log_dispersion,
     )
+
+
+def _draft(lesson: CausalLesson, decoder: CausalDecoder) -> DraftDecoder | None:
+    """What guesses the decoder, taught on the cells that it was; none where genes are drawn."""
+    n_steps, seed = lesson.network.draft_steps, lesson.shared.seed
+    if lesson.order.drawn or not n_steps:
+        return None
+    config = replace(lesson.config, max_steps=n_steps, check_every=n_steps)
+    batches = CountDataModule(lesson.populations, config=config, seed=seed).train_dataloader()
+    return fit_draft(
+        decoder, batches, bins=lesson.bins, order=lesson.order, seed=seed, n_steps=n_steps
+    )
+
+
+def restored_draft(decoder: CausalDecoder, weights: Mapping[str, Tensor]) -> DraftDecoder | None:
+    """The draft that these are the weights of; none where there are none."""
+    if not weights:
+        return None
+    with seeded(0):
+        draft = DraftDecoder(decoder.config.width, decoder.n_bins)
+    draft.load_state_dict(weights)
+    return draft.eval()

@@ -36,6 +36,7 @@ TRAIN = ptd.TrainConfig(
 )
 OPTIONS = TrainerOptions(progress=False, accelerator="cpu")
 PILOT = 96
+PLAIN = ptd.DecodeConfig(draft_length=0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -172,7 +173,7 @@ def test_network_calls_are_counted(known, simulated_cells, monkeypatch):
     per_batch = 1 + len(known.registry.genes)
 
     def calls(**settings):
-        pred = ask(known, simulated_cells, ["P1"], ["T1"], **settings)
+        pred = ask(known, simulated_cells, ["P1"], ["T1"], decode=PLAIN, **settings)
         return pred.uns["perturbdiff"]["nfe"]
 
     assert calls(n_cells=40) == 2 * per_batch
@@ -218,6 +219,44 @@ def test_decoding_that_cannot_be_is_refused(settings):
         ptd.DecodeConfig(**settings)
 
 
+# Guessing ahead
+
+
+@pytest.mark.parametrize("decoding", ["raw", "transport"])
+@pytest.mark.parametrize("length", [1, 6, 50])
+def test_guesses_save_calls_and_change_no_cell(known, simulated_cells, decoding, length):
+    """As many at most as a choice that rounding tips may change; 50 is more than there are genes."""
+    known.fitted.plans.clear()
+    ahead = ptd.DecodeConfig(draft_length=length)
+    preds = [ask(known, simulated_cells, decoding=decoding, decode=way) for way in (PLAIN, ahead)]
+    plain, guessed = preds
+    assert guessed.uns["perturbdiff"]["nfe"] < plain.uns["perturbdiff"]["nfe"]
+    assert [pred.uns["perturbdiff"]["draft_length"] for pred in preds] == [0, length]
+    assert (guessed.layers["counts"] != plain.layers["counts"]).nnz <= 1e-5 * plain.X.size
+
+
+def test_a_colder_choice_is_guessed_too(known, simulated_cells):
+    ways = [ptd.DecodeConfig(temperature=0.5, top_p=0.9, draft_length=n) for n in (0, 4)]
+    plain, guessed = (ask(known, simulated_cells, decode=way) for way in ways)
+    assert (guessed.layers["counts"] != plain.layers["counts"]).nnz <= 1e-5 * plain.X.size
+    assert guessed.uns["perturbdiff"]["nfe"] < plain.uns["perturbdiff"]["nfe"]
+
+
+def test_guesses_are_refused_where_nothing_can_guess(simulated_cells, known):
+    wanted = ptd.DecodeConfig(draft_length=6)
+    assert ask(known, simulated_cells, ["P1"]).uns["perturbdiff"]["draft_length"] == 6
+    for network, reason in (
+        (ptd.DecoderConfig(order="descending", **SHAPE), "'descending'"),
+        (ptd.DecoderConfig(draft_steps=0, **SHAPE), "decoder.draft_steps = 0"),
+    ):
+        model = fitted(simulated_cells, network=network)
+        with pytest.raises(ConfigError, match=f"decode.draft_length = 6: .*{reason}"):
+            ask(model, simulated_cells, decode=wanted)
+        assert ask(model, simulated_cells, ["P1"]).uns["perturbdiff"]["draft_length"] == 0
+    with pytest.raises(ConfigError, match="decode.draft_length = -1: must be at least 0"):
+        ptd.DecodeConfig(draft_length=-1)
+
+
 # Saved is the same
 
 
@@ -231,6 +270,7 @@ def test_a_bundle_answers_as_the_model_did(model, simulated_cells, tmp_path):
         asked = [ask(one, simulated_cells, ["P1"], decoding=decoding) for one in (model, again)]
         assert same(*asked)
     assert again.fitted.steps == TRAIN.max_steps
+    assert (again.fitted.draft is None) == model.fitted.order.drawn
 
 
 # Learning
