@@ -1,11 +1,13 @@
 """How constraints came to hold while cells were generated."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
+from matplotlib.ticker import MaxNLocator
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_DASHES = ("-", "--", ":", "-.")
 _LONGEST = 46
+_APART = 0.012  # so that lines on top of each other are both seen
 
 
 def constraints(
@@ -30,7 +34,8 @@ def constraints(
     """Plot the share of sets that satisfy each constraint through the run, one panel a condition.
 
     Lines are of expected values at each step; the dot at the end is the share of sets of the
-    cells that were returned, the open one that of the cells before anything was enforced: 1 or 0.
+    cells that were returned (1 or 0 for what is said of the whole population), the open one that of
+    the cells before anything was enforced: 1 or 0.
 
     Parameters
     ----------
@@ -66,7 +71,8 @@ def constraints(
         own = report[report["condition"].astype(str) == condition]
         passed = course[course["condition"].astype(str) == condition]
         _draw(panel, own, passed)
-        panel.set_title(condition, fontsize=9)
+        members, context = json.loads(condition)[:2]
+        panel.set_title(", ".join(["+".join(members), *context]), fontsize=10)
     finish(panels, show=show, save=save)
     return panels
 
@@ -79,11 +85,18 @@ def _draw(panel: "Axes", report: pd.DataFrame, course: pd.DataFrame) -> None:
         name = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
         if len(course):
             line = course[course["constraint"].astype(str) == text]
-            panel.plot(line["step"], line["satisfied"], color=colour, lw=1.4)
-        panel.plot([0], [float(row["satisfied_before"])], "o", mfc="white", color=colour, ms=6)
-        share = float(row["satisfied" if np.isnan(row["satisfied_sets"]) else "satisfied_sets"])
-        panel.plot([last + 0.5], [share], "o", color=colour, ms=6, label=name)
-    panel.set(xlim=(-0.7, last + 1.2), ylim=(-0.05, 1.08), xlabel="step")
+            shown = line["satisfied"].to_numpy() - _APART * number
+            style = _DASHES[number % len(_DASHES)]
+            panel.plot(line["step"], shown, style, color=colour, lw=1.4)
+        place = 0.25 * number
+        before = float(row["satisfied_before"])
+        panel.plot([-place], [before], "o", mfc="white", color=colour, ms=6)
+        whole = row["per"] == "population" or np.isnan(row["satisfied_sets"])
+        share = float(row["satisfied" if whole else "satisfied_sets"])
+        panel.plot([last + 1 + place], [share], "o", color=colour, ms=6, label=name)
+    margin = 1 + 0.25 * len(report)
+    panel.set(xlim=(-margin, last + 1 + margin), ylim=(-0.08, 1.08), xlabel="step")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.set_ylabel("share of sets that obey")
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=7, frameon=False, loc="best")
+    panel.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))

@@ -48,7 +48,7 @@ def test_python_blocks_run_in_order(place):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert {path.name for path in folder.iterdir()} == {
-        "response.png", "embedding.png", "bundle", "bundle_with_controls",
+        "response.png", "embedding.png", "constraints.png", "bundle", "bundle_with_controls",
     }  # fmt: skip
 
 
