@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from matplotlib.ticker import MaxNLocator
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
@@ -96,7 +95,7 @@ def _draw(panel: "Axes", report: pd.DataFrame, course: pd.DataFrame) -> None:
         panel.plot([last + 1 + place], [share], "o", color=colour, ms=6, label=name)
     margin = 1 + 0.25 * len(report)
     panel.set(xlim=(-margin, last + 1 + margin), ylim=(-0.08, 1.08), xlabel="step")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.locator_params(axis="x", integer=True)
     panel.set_ylabel("share of sets that obey")
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
