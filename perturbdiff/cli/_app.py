@@ -10,7 +10,7 @@ from perturbdiff._constants import VERSION
 from perturbdiff._errors import ConfigError
 from perturbdiff.cli._files import DATASETS, check_out, known_dataset, read, write
 from perturbdiff.cli._options import Config, Overrides, Overwrite, Seed, Verbose
-from perturbdiff.cli._runs import fitted, sampling, settings_of, tune
+from perturbdiff.cli._runs import fitted, sampling, sampling_of, settings_of, tune
 from perturbdiff.cli._show import draw, plainly, say, show_scores
 from perturbdiff.config._labels import read_context, read_labels
 
@@ -75,7 +75,7 @@ def demo(
             contexts=[dict(context) for context in product(*held)],
             n_cells=run.n_cells,
             seed=run.seed,
-            sample=run.sample,
+            **sampling_of(run),
         )
         score_cells(pred, reference=adata, seed=run.seed)
         write(pred, out / "predicted.h5ad")
@@ -92,6 +92,9 @@ def fit(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the saved model.")] = Path("bundle"),
     config: Config = None,
+    kind: Annotated[
+        str | None, typer.Option(help="set_diffusion, or causal_baseline: gene after gene.")
+    ] = None,
     perturbation_key: Annotated[
         str | None, typer.Option(help="Column of obs with the perturbation of each cell.")
     ] = None,
@@ -130,6 +133,7 @@ def fit(
     """
     with plainly(verbose=verbose, resumable=checkpoint_dir):
         chosen = {
+            "kind": kind,
             "data.source": data,
             "data.perturbation_key": perturbation_key,
             "data.control": control,
@@ -187,7 +191,7 @@ def predict(
     cell_type=NK --out predicted.h5ad
     """
     with plainly(verbose=verbose):
-        sample = sampling(overrides)
+        settings = sampling(overrides)
         check_out(out, overwrite=overwrite)
         asked = None if contexts is None else [read_context(text) for text in contexts]
         adata = None if data is None else read(data)
@@ -197,7 +201,7 @@ def predict(
 
         pred = predict_cells(
             adata, load(model), perturbations=perturbations, contexts=asked, n_cells=n_cells,
-            seed=seed, doses=doses, times=times, sample=sample,
+            seed=seed, doses=doses, times=times, **settings,
         )  # fmt: skip
         write(pred, out)
         say(f"{pred.n_obs} cells of {pred.n_vars} genes are in {out}.")

@@ -14,7 +14,7 @@ Overrides = Annotated[
 Config = Annotated[
     str | None,
     typer.Option(
-        help="YAML file with the sections data, model, train and sample, or the name of a shipped "
-        "run: demo, kang2018."
+        help="YAML file with the sections data, train, model and sample (or decoder and decode), "
+        "or the name of a shipped run: demo, kang2018."
     ),
 ]

@@ -11,8 +11,14 @@ from perturbdiff.config import load_run
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from perturbdiff.config import RunConfig, SampleConfig
-    from perturbdiff.model import SetDiffusion
+    from perturbdiff.config import RunConfig
+    from perturbdiff.model import CausalBaseline, SetDiffusion
+
+_SECTIONS = {"set_diffusion": ("model", "sample"), "causal_baseline": ("decoder", "decode")}
+
+
+def _section(text: str) -> str:
+    return text.partition("=")[0].split(".")[0].strip()
 
 
 def settings_of(
@@ -20,32 +26,51 @@ def settings_of(
 ) -> "RunConfig":
     """The settings, with flags over overrides over the file."""
     flags = [f"{name}={json.dumps(value)}" for name, value in chosen.items() if value is not None]
-    return load_run(config, overrides=[*(overrides or ()), *flags])
+    run = load_run(config, overrides=[*(overrides or ()), *flags])
+    for kind, sections in _SECTIONS.items():
+        for text in overrides or ():
+            if kind != run.kind and _section(text) in sections:
+                own = " and ".join(_SECTIONS[run.kind])
+                rule = f"is about a {kind}; the settings of a {run.kind} are {own}"
+                raise ConfigError("--set", text, rule=rule)
+    return run
 
 
-def sampling(overrides: Sequence[str] | None) -> "SampleConfig":
-    """The settings of sampling; any other would be without effect where nothing is learnt."""
-    for text in overrides or ():
-        if text.partition("=")[0].split(".")[0].strip() != "sample":
-            rule = "only settings of sample have a say here, such as sample.n_steps=10"
+def sampling(overrides: Sequence[str] | None) -> dict[str, Any]:
+    """What was set of sampling; any other would be without effect where nothing is learnt."""
+    named = {_section(text): text for text in overrides or ()}
+    for section, text in named.items():
+        if section not in ("sample", "decode"):
+            rule = "only settings of sample or decode have a say here, such as sample.n_steps=10"
             raise ConfigError("--set", text, rule=rule)
-    return load_run(None, overrides=[*(overrides or ())]).sample
+    run = load_run(None, overrides=[*(overrides or ())])
+    return {section: getattr(run, section) for section in named}
 
 
-def fitted(adata: "AnnData", run: "RunConfig", options: Mapping[str, Any]) -> "SetDiffusion":
-    from perturbdiff.model import SetDiffusion
+def sampling_of(run: "RunConfig") -> dict[str, Any]:
+    """How the model of a run makes cells."""
+    return {"sample": run.sample} if run.kind == "set_diffusion" else {"decode": run.decode}
+
+
+def fitted(
+    adata: "AnnData", run: "RunConfig", options: Mapping[str, Any]
+) -> "SetDiffusion | CausalBaseline":
+    from perturbdiff.model import CausalBaseline, SetDiffusion
     from perturbdiff.train import TrainerOptions
 
     tune()
-    return SetDiffusion.from_anndata(adata, **run.data.columns).fit(
-        adata,
-        holdout=run.data.holdout or None,
-        n_top_genes=run.data.n_top_genes,
-        seed=run.seed,
-        network=run.model,
-        train=run.train,
-        options=TrainerOptions(progress=sys.stderr.isatty() or sys.stdout.isatty(), **options),
-    )
+    shared: dict[str, Any] = {
+        "holdout": run.data.holdout or None,
+        "n_top_genes": run.data.n_top_genes,
+        "seed": run.seed,
+        "train": run.train,
+        "options": TrainerOptions(progress=sys.stderr.isatty() or sys.stdout.isatty(), **options),
+    }
+    columns = run.data.columns
+    if run.kind == "causal_baseline":
+        sibling = CausalBaseline.from_anndata(adata, **columns)
+        return sibling.fit(adata, network=run.decoder, **shared)
+    return SetDiffusion.from_anndata(adata, **columns).fit(adata, network=run.model, **shared)
 
 
 def tune() -> None:

@@ -4,11 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from perturbdiff._errors import ConfigError, UnknownKeyError
+from perturbdiff._typing import ModelKind
 from perturbdiff.config._checks import whole_number
-from perturbdiff.config._settings import NetworkConfig, SampleConfig, TrainConfig
+from perturbdiff.config._settings import (
+    DecodeConfig,
+    DecoderConfig,
+    NetworkConfig,
+    SampleConfig,
+    TrainConfig,
+)
 from perturbdiff.config._yaml import from_mapping, read_yaml, with_overrides
 
 
@@ -72,18 +79,27 @@ class RunConfig:
 
     Parameters
     ----------
-    data, model, train, sample
-        Data, network, training, sampling.
+    kind
+        Which of the siblings.
+    data, train
+        Data and training.
+    model, sample
+        Network and sampling of a set diffusion model.
+    decoder, decode
+        The same of the autoregressive sibling.
     n_cells
         Cells to predict of each condition.
     seed
         Seed of training and of sampling.
     """
 
+    kind: ModelKind = "set_diffusion"
     data: DataConfig = field(default_factory=DataConfig)
     model: NetworkConfig = field(default_factory=NetworkConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
     n_cells: int = 256
     seed: int = 0
 
@@ -97,7 +113,10 @@ _PARTS: dict[str, type] = {
     "model": NetworkConfig,
     "train": TrainConfig,
     "sample": SampleConfig,
+    "decoder": DecoderConfig,
+    "decode": DecodeConfig,
 }
+_KINDS = get_args(ModelKind)
 _PLAIN = ("n_cells", "seed")
 
 
@@ -111,8 +130,10 @@ def shipped_configs() -> Path:
 def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> RunConfig:
     """Settings of a run, from a file or from one that ships with the package.
 
-    Each of the sections ``data``, ``model``, ``train`` and ``sample`` is written out in the file,
-    or is the name of a file in the folder of that name beside the file's own, or of a shipped one.
+    Each of the sections ``data``, ``train``, ``model`` and ``sample``, ``decoder`` and ``decode``
+    is written out in the file, or is the name of a file in the folder of that name beside the
+    file's own, or of a shipped one. What is not said of the training of a ``causal_baseline`` is
+    as in ``configs/train/causal.yaml``.
 
     Parameters
     ----------
@@ -135,8 +156,14 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
     folders = [] if path is None else [path.parent, path.parent.parent]
     settings = _with_parts(with_overrides(_with_parts(settings, folders), overrides), folders)
     for name in settings:
-        if name not in (*_PARTS, *_PLAIN):
-            raise UnknownKeyError("The run", name, known=[*_PARTS, *_PLAIN])
+        if name not in (known := ["kind", *_PARTS, *_PLAIN]):
+            raise UnknownKeyError("The run", name, known=known)
+    kind = settings.get("kind", _KINDS[0])
+    if kind not in _KINDS:
+        raise ConfigError("kind", kind, rule=f"must be one of {', '.join(_KINDS)}")
+    if kind == "causal_baseline":
+        usual = read_yaml(shipped_configs() / "train" / "causal.yaml")
+        settings["train"] = {**usual, **(settings.get("train") or {})}
     parts: dict[str, Any] = {
         part: from_mapping(kind, settings[part] or {}, where=part)
         for part, kind in _PARTS.items()
@@ -145,7 +172,7 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
     plain: dict[str, Any] = {
         name: whole_number(name, settings[name]) for name in _PLAIN if name in settings
     }
-    return RunConfig(**parts, **plain)
+    return RunConfig(kind=kind, **parts, **plain)
 
 
 def _run_path(source: str | Path) -> Path:

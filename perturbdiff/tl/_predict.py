@@ -1,12 +1,13 @@
 """Ask a model in scanpy's manner."""
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from anndata import AnnData
 
-from perturbdiff._errors import ConfigError
-from perturbdiff.config import SampleConfig
+from perturbdiff._errors import ConfigError, UnknownKeyError
+from perturbdiff.config import DecodeConfig, SampleConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,8 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     doses: Sequence[float] | None = None,
     times: Sequence[float] | None = None,
     sample: SampleConfig | None = None,
+    decode: DecodeConfig | None = None,
+    decoding: str | None = None,
     missing_genes: Literal["refuse", "infer"] = "refuse",
     constraints: "Sequence[Constraint | Verify]" = (),
     enforce: "Ways" = None,
@@ -52,7 +55,10 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     doses, times
         Where the model was told of such columns, in their units.
     sample
-        Sampler, steps, guidance.
+        Sampler, steps, guidance of a model that samples.
+    decode, decoding
+        Of an autoregressive model: temperature, guesses and the like, and ``"raw"`` counts or
+        ``"transport"``.
     missing_genes
         ``"refuse"`` a file that lacks genes of the model, or take the others and predict all
         (``"infer"``).
@@ -76,7 +82,8 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     Raises
     ------
     UnknownLevelError, UnknownKeyError, LabelError
-        When a perturbation, covariate or context is unknown, or has no control cells.
+        When a perturbation, covariate or context is unknown, or has no control cells; when the
+        model is of a kind that has no such setting.
     GeneError, ExpressionError, ScaleError
         When the file is not like the one that the model was fitted on.
     NotFittedError
@@ -89,17 +96,25 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
         rule = "is no model; a saved one is opened with perturbdiff.load"
         raise ConfigError("model", model, rule=rule)
     # Only what was asked for: not every predictor samples.
-    asked: dict[str, Any] = {"doses": doses, "times": times, "sample": sample}
+    asked: dict[str, Any] = {
+        "doses": doses, "times": times, "sample": sample, "decode": decode, "decoding": decoding,
+    }  # fmt: skip
     if missing_genes != "refuse":
         asked["missing_genes"] = missing_genes
     if len(constraints) or enforce is not None:
         asked |= {"constraints": constraints, "enforce": enforce}
+    asked = {name: value for name, value in asked.items() if value is not None}
     answer: Callable[..., AnnData] = model.predict
+    known = signature(answer).parameters
+    for name in asked:
+        if name not in known:
+            kind = f"{type(model).__name__}.predict"
+            raise UnknownKeyError(kind, name, known=list(known))
     return answer(
         adata,
         perturbations=perturbations,
         contexts=contexts,
         n_cells=n_cells,
         seed=seed,
-        **{name: value for name, value in asked.items() if value is not None},
+        **asked,
     )

@@ -82,6 +82,34 @@ def test_fit_and_predict_are_those_of_the_api(cells, bundle, predicted):
     assert fitted.checksum == model.checksum
 
 
+def test_the_sibling_is_fitted_and_asked_alike(cells, tmp_path):
+    few = ("train.max_steps=2", "train.n_sets=2", "train.n_controls=8", "decoder.draft_steps=2")
+    shape = ("decoder.n_axes=5", "decoder.width=16", "decoder.n_blocks=1", "decoder.n_heads=2")
+    done = run(
+        "fit", cells, "--kind", "causal_baseline", "--out", tmp_path / "bundle", *COLUMNS,
+        "--holdout", "cell_type=T1", *(word for text in (*few, *shape) for word in ("--set", text)),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    out, table = tmp_path / "predicted.h5ad", tmp_path / "scores.csv"
+    words = ["predict", cells, "--model", tmp_path / "bundle", "--perturbations", "P1"]
+    words += ["--contexts", "cell_type=T1", "--n-cells", 20, "--seed", 3, "--out", out]
+    done = run(*words, "--set", "decode.draft_length=4")
+    assert done.exit_code == 0, done.output
+    written = anndata.read_h5ad(out)
+    assert written.uns["perturbdiff"]["draft_length"] == 4
+    same = ptd.tl.predict(
+        anndata.read_h5ad(cells), ptd.load(tmp_path / "bundle"), perturbations=["P1"],
+        contexts=[{"cell_type": "T1"}], n_cells=20, seed=3,
+        decode=ptd.DecodeConfig(draft_length=4),
+    )  # fmt: skip
+    np.testing.assert_array_equal(written.X.toarray(), same.X.toarray())
+    assert run("score", out, "--reference", cells, "--out", table).exit_code == 0
+    assert pd.read_csv(table)["method"].iloc[0] == "causal_baseline"
+    done = run(*words, "--overwrite", "--set", "sample.n_steps=4")
+    assert done.exit_code == 2
+    assert "CausalBaseline.predict has no 'sample'" in done.stderr
+
+
 def test_score_writes_a_table_and_pictures_and_shows_a_summary(cells, predicted, tmp_path):
     out = tmp_path / "deep" / "scores.csv"
     done = run(
@@ -177,6 +205,15 @@ BAD = {
     "resume from an empty folder": (
         ["fit", "{cells}", *COLUMNS, "--checkpoint-dir", "empty", "--resume"],
         "no checkpoint in empty to go on from",
+    ),
+    "no such kind": (["fit", "{cells}", *COLUMNS, "--kind", "causal"], "causal_baseline"),
+    "a setting of the other kind": (
+        ["fit", "{cells}", *COLUMNS, "--set", "decoder.order=random"],
+        "settings of a set_diffusion are model and sample",
+    ),
+    "a setting of the other kind yet": (
+        ["fit", "{cells}", *COLUMNS, "--kind", "causal_baseline", "--set", "model.width=16"],
+        "settings of a causal_baseline are decoder and decode",
     ),
     "a setting without a say": (
         [

@@ -15,6 +15,7 @@ from perturbdiff._errors import (
     GeneError,
     NotFittedError,
     TrainingError,
+    UnknownKeyError,
     UnknownLevelError,
 )
 from perturbdiff.data import Condition
@@ -219,13 +220,26 @@ def test_decoding_that_cannot_be_is_refused(settings):
         ptd.DecodeConfig(**settings)
 
 
+def test_tools_hand_on_what_an_autoregressive_model_is_asked(known, simulated_cells):
+    question = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}], "n_cells": 40}
+    settings = question | {"seed": 1, "decode": PLAIN, "decoding": "transport"}
+    pred = ptd.tl.predict(simulated_cells, known, **settings)
+    assert same(pred, known.predict(simulated_cells, **settings))
+    assert pred.uns["perturbdiff"]["sampler"] == "autoregressive_transport"
+    with pytest.raises(UnknownKeyError, match=r"CausalBaseline\.predict has no 'sample'"):
+        ptd.tl.predict(simulated_cells, known, **question, sample=ptd.SampleConfig())
+    table = ptd.tl.score(pred, reference=simulated_cells, copy=True).uns["score"]
+    assert table["method"].iloc[0] == "causal_baseline"
+    assert np.isfinite(table["energy_distance"].iloc[0])
+
+
 # Guessing ahead
 
 
 @pytest.mark.parametrize("decoding", ["raw", "transport"])
 @pytest.mark.parametrize("length", [1, 6, 50])
 def test_guesses_save_calls_and_change_no_cell(known, simulated_cells, decoding, length):
-    """As many at most as a choice that rounding tips may change; 50 is more than there are genes."""
+    """But for choices that rounding tips; 50 is more than there are genes."""
     known.fitted.plans.clear()
     ahead = ptd.DecodeConfig(draft_length=length)
     preds = [ask(known, simulated_cells, decoding=decoding, decode=way) for way in (PLAIN, ahead)]
@@ -247,13 +261,13 @@ def test_guesses_are_refused_where_nothing_can_guess(simulated_cells, known):
     assert ask(known, simulated_cells, ["P1"]).uns["perturbdiff"]["draft_length"] == 6
     for network, reason in (
         (ptd.DecoderConfig(order="descending", **SHAPE), "'descending'"),
-        (ptd.DecoderConfig(draft_steps=0, **SHAPE), "decoder.draft_steps = 0"),
+        (ptd.DecoderConfig(draft_steps=0, **SHAPE), r"decoder\.draft_steps = 0"),
     ):
         model = fitted(simulated_cells, network=network)
-        with pytest.raises(ConfigError, match=f"decode.draft_length = 6: .*{reason}"):
+        with pytest.raises(ConfigError, match=rf"decode\.draft_length = 6: .*{reason}"):
             ask(model, simulated_cells, decode=wanted)
         assert ask(model, simulated_cells, ["P1"]).uns["perturbdiff"]["draft_length"] == 0
-    with pytest.raises(ConfigError, match="decode.draft_length = -1: must be at least 0"):
+    with pytest.raises(ConfigError, match=r"decode\.draft_length = -1: must be at least 0"):
         ptd.DecodeConfig(draft_length=-1)
 
 

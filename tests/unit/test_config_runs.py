@@ -7,6 +7,8 @@ import pytest
 from perturbdiff._errors import ConfigError, UnknownKeyError
 from perturbdiff.config import (
     DataConfig,
+    DecodeConfig,
+    DecoderConfig,
     NetworkConfig,
     RunConfig,
     SampleConfig,
@@ -68,6 +70,20 @@ def test_overrides_win_over_the_file():
     assert load_run(None, overrides=["data.separator=null"]).data.separator is None
 
 
+def test_the_sibling_has_settings_of_its_own():
+    sibling = ["kind=causal_baseline", "decoder.order=random", "decode.draft_length=3"]
+    run = load_run(None, overrides=[*sibling, "train.max_steps=9"])
+    assert run.decoder == DecoderConfig(order="random")
+    assert run.decode == DecodeConfig(draft_length=3)
+    usual = load_run(None, overrides=["train=causal"]).train
+    assert usual != TrainConfig()
+    assert load_run(None, overrides=["kind=causal_baseline"]).train == usual
+    assert run.train == TrainConfig(**(vars(usual) | {"max_steps": 9}))
+    assert load_run("demo", overrides=["kind=causal_baseline"]).train.max_steps == 500
+    standard = load_run(None, overrides=["kind=causal_baseline", "decoder=standard"])
+    assert standard.decoder == DecoderConfig()
+
+
 @pytest.mark.parametrize(
     ("override", "error", "says"),
     [
@@ -77,6 +93,8 @@ def test_overrides_win_over_the_file():
         ("train.max_steps=true", ConfigError, "must be a whole number"),
         ("train.max_steps=0", ConfigError, "must be at least 1"),
         ("train.learning_rate=fast", ConfigError, "must be a number"),
+        ("kind=causal", ConfigError, "must be one of set_diffusion, causal_baseline"),
+        ("decoder.order=rising", ConfigError, "must be one of vocabulary"),
         ("sample.sampler=ddim", ConfigError, "must be one of euler, heun"),
         ("model=3", ConfigError, "must be settings by name"),
         ("seed=0.5", ConfigError, "must be a whole number"),
