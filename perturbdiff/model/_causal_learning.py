@@ -18,6 +18,8 @@ from perturbdiff.train._seeding import seeded
 _DEPENDENCE = 0.9
 """Of counts on latent responses, where counts are transported; best on inner folds of Kang 2018."""
 
+_DRAFT_CELLS = 2  # a step of the draft: more make it no better a guesser, only slower to teach
+
 
 def learn(lesson: CausalLesson, *, options: TrainerOptions, inner_folds: bool) -> CausalFitted:
     """Choose the number of steps if asked to, then train on all conditions."""
@@ -63,7 +65,9 @@ def _draft(lesson: CausalLesson, decoder: CausalDecoder) -> DraftDecoder | None:
     n_steps, seed = lesson.network.draft_steps, lesson.shared.seed
     if lesson.order.drawn or not n_steps:
         return None
-    config = replace(lesson.config, max_steps=n_steps, check_every=n_steps)
+    config = replace(
+        lesson.config, n_sets=1, set_size=_DRAFT_CELLS, max_steps=n_steps, check_every=n_steps
+    )
     batches = CountDataModule(lesson.populations, config=config, seed=seed).train_dataloader()
     return fit_draft(
         decoder, batches, bins=lesson.bins, order=lesson.order, seed=seed, n_steps=n_steps
