@@ -7,10 +7,12 @@ from typing import Any, Literal, Self
 import scipy.sparse as sp
 import torch
 from anndata import AnnData
+from torch import Tensor
 
-from perturbdiff._errors import ConfigError, NotFittedError
+from perturbdiff._errors import ConfigError
 from perturbdiff.autoregressive import ExpressionBins, GeneOrder
 from perturbdiff.config import DecodeConfig, DecoderConfig, TrainConfig
+from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._bundle import Parts
@@ -18,13 +20,7 @@ from perturbdiff.model._causal_fitted import CausalFitted
 from perturbdiff.model._causal_learning import finished, learn, restored_draft
 from perturbdiff.model._causal_lesson import CausalLesson, causal_task, prepare_causal
 from perturbdiff.model._network_predictor import NetworkPredictor
-from perturbdiff.model._predictor import (
-    answer,
-    baseline_means,
-    controls_by_context,
-    require_counts,
-    written_baselines,
-)
+from perturbdiff.model._predictor import answer, baseline_means, support, written_baselines
 from perturbdiff.model._saved import fitted_parts, prefixed, restore_shared, under
 from perturbdiff.model._training_data import prepare
 from perturbdiff.train import CausalTask, TrainerOptions
@@ -41,7 +37,7 @@ CAUSAL_TRAIN = TrainConfig(
 """Few cells a step: each is a sequence of all genes. The rate was chosen on inner folds."""
 
 
-class CausalBaseline(NetworkPredictor[CausalFitted]):
+class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
     """Autoregressive decoder that writes a cell gene by gene, in an order that was chosen.
 
     It is told what :class:`SetDiffusion` is told and answers the same questions. Each gene starts
@@ -50,7 +46,6 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
     """
 
     kind = "causal_baseline"
-    _lesson: CausalLesson | None = None
 
     def fit(
         self,
@@ -122,31 +117,9 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         self._lesson = lesson
         return lesson.new_task(), lesson.data_module(lesson.populations)
 
-    def adopt(self, task: CausalTask) -> Self:
-        """Take over the averaged weights of a task that was prepared here and trained elsewhere.
-
-        Parameters
-        ----------
-        task
-            The task of the last :meth:`prepare_training`.
-
-        Returns
-        -------
-        The fitted model itself.
-
-        Raises
-        ------
-        NotFittedError
-            When nothing was prepared.
-        TrainingError
-            When the task has another shape than the one that was prepared.
-        """
-        if self._lesson is None:
-            msg = "There is nothing to adopt weights for. Call prepare_training(adata) first."
-            raise NotFittedError(msg)
-        self._take(finished(self._lesson, task), self._lesson)
-        self._lesson = None
-        return self
+    @staticmethod
+    def _finished(lesson: CausalLesson, task: CausalTask) -> CausalFitted:
+        return finished(lesson, task)
 
     def _study(
         self,
@@ -158,18 +131,12 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         network: DecoderConfig | None,
         train: TrainConfig | None,
     ) -> CausalLesson:
+        seed = whole_number("seed", seed, least=0)
         network = network or DecoderConfig()
         data = prepare(
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
         )
         return prepare_causal(data, network, train or CAUSAL_TRAIN, seed=seed)
-
-    def _take(self, fitted: CausalFitted, lesson: CausalLesson) -> None:
-        data = lesson.shared.data
-        self._fitted, self._checksum = fitted, None
-        self.registry, self.split_hash = data.registry, data.split_hash
-        self.seed = lesson.shared.seed
-        self._controls = data.cells.take(data.cells.is_control)
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
@@ -211,23 +178,18 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         """
         if decoding not in ("raw", "transport"):
             raise ConfigError("decoding", decoding, rule="must be 'raw' or 'transport'")
+        seed = whole_number("seed", seed, least=0)
         config, fitted = decode or DecodeConfig(), self.fitted
         draft_length = fitted.draft_length(config)
         question = self._ask(
             adata, perturbations, contexts=contexts, n_cells=n_cells, doses=doses, times=times,
             missing_genes=missing_genes,
         )  # fmt: skip
-        require_counts(question.controls)
-        controls = controls_by_context(
-            question, self.registry, loadings=fitted.loadings, mean=fitted.mean,
-            known=fitted.prior.conditions,
-        )  # fmt: skip
-        own = [controls[condition.context] for condition in question.conditions]
-        pairs = list(zip(question.conditions, own, strict=True))
+        pairs = self._with_controls_of(question)
         make = fitted.written if decoding == "raw" else fitted.respond
         drawn, nfe = make(
             question.conditions,
-            own,
+            [own for _, own in pairs],
             [fitted.target(*pair) for pair in pairs],
             n_cells=n_cells,
             config=config,
@@ -253,30 +215,27 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
                 "draft_length": draft_length,
                 "guidance_scale": 1.0,
                 "constraint_violation": 0.0,
+                "support": support(question.conditions, fitted.prior.conditions, self.registry),
                 "baselines": written_baselines(answers),
             },
         )
 
-    def _parts(self) -> Parts:
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         fitted = self.fitted
         plain, arrays = fitted_parts(
             fitted,
             fitted.decoder,
             settings={"network": asdict(fitted.network), "order": fitted.order.name},
         )
-        plain["fit"] = {"seed": self.seed, "split_hash": self.split_hash}
-        plain["registry"] = self.registry.to_json()
         arrays |= prefixed("bins", fitted.bins.state())
         arrays |= {"order": fitted.order.genes, "log_dispersion": fitted.log_dispersion}
         if fitted.draft is not None:
             arrays |= prefixed("draft", fitted.draft.state_dict())
-        return Parts(kind=self.kind, plain=plain, arrays=arrays)
+        return plain, arrays
 
-    @classmethod
-    def from_parts(cls, parts: Parts) -> Self:
-        """The model that these are the parts of, on the CPU."""
-        model = cls(Registry.from_json(parts.plain["registry"]))
-        shared = restore_shared(model.registry, parts.plain, parts.arrays)
+    @staticmethod
+    def _restored(registry: Registry, parts: Parts) -> CausalFitted:
+        shared = restore_shared(registry, parts.plain, parts.arrays)
         settings = parts.plain["settings"]
         own: dict[str, Any] = {
             "bins": ExpressionBins.from_state(under("bins", parts.arrays)),
@@ -290,10 +249,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted]):
         decoder = task.averaged.eval()
         decoder.load_state_dict(under("denoiser", parts.arrays))
         draft = restored_draft(decoder, under("draft", parts.arrays))
-        model._fitted = CausalFitted(network=network, decoder=decoder, draft=draft, **own, **shared)
-        fit = parts.plain["fit"]
-        model.seed, model.split_hash = fit["seed"], fit["split_hash"]
-        return model
+        return CausalFitted(network=network, decoder=decoder, draft=draft, **own, **shared)
 
     def to(self, device: str | torch.device) -> Self:
         """The model with its network on another device."""

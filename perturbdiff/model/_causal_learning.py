@@ -62,7 +62,7 @@ def finished(lesson: CausalLesson, task: CausalTask) -> CausalFitted:
 
 def _draft(lesson: CausalLesson, decoder: CausalDecoder) -> DraftDecoder | None:
     """What guesses the decoder, taught on the cells that it was; none where genes are drawn."""
-    n_steps, seed = lesson.network.draft_steps, lesson.shared.seed
+    n_steps, seed = lesson.network.draft_steps, lesson.seed
     if lesson.order.drawn or not n_steps:
         return None
     config = replace(

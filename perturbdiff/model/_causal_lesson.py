@@ -44,6 +44,16 @@ class CausalLesson:
     log_dispersion: Float[Tensor, " genes"]
 
     @property
+    def data(self) -> TrainingData:
+        """Cells to learn from."""
+        return self.shared.data
+
+    @property
+    def seed(self) -> int:
+        """Seed of first weights and all draws."""
+        return self.shared.seed
+
+    @property
     def config(self) -> TrainConfig:
         """How training goes."""
         return self.shared.config
@@ -59,14 +69,14 @@ class CausalLesson:
             bins=self.bins,
             order=self.order,
             log_dispersion=self.log_dispersion,
-            seed=self.shared.seed,
+            seed=self.seed,
         )
 
     def data_module(
         self, train: Sequence[CountPopulation], validation: Sequence[CountPopulation] = ()
     ) -> CountDataModule:
         """Some of the populations to learn from, some to check on."""
-        return CountDataModule(train, validation, config=self.config, seed=self.shared.seed)
+        return CountDataModule(train, validation, config=self.config, seed=self.seed)
 
 
 def causal_task(

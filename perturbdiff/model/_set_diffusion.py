@@ -1,13 +1,13 @@
 """The set diffusion model as a user holds it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import scipy.sparse as sp
 import torch
 from anndata import AnnData
+from torch import Tensor
 
-from perturbdiff._errors import NotFittedError
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
 from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Registry, SetDataModule
@@ -24,15 +24,8 @@ from perturbdiff.model._constrained import (
 )
 from perturbdiff.model._fitted import Fitted
 from perturbdiff.model._learning import Lesson, finished, learn, prepare_lesson
-from perturbdiff.model._predictor import (
-    Predictor,
-    answer,
-    baseline_means,
-    controls_by_context,
-    require_counts,
-    support,
-    written_baselines,
-)
+from perturbdiff.model._network_predictor import NetworkPredictor
+from perturbdiff.model._predictor import answer, baseline_means, support, written_baselines
 from perturbdiff.model._saved import diffusion_parts, restore_diffusion
 from perturbdiff.model._training_data import prepare
 from perturbdiff.train import SetDiffusionTask, TrainerOptions
@@ -40,7 +33,7 @@ from perturbdiff.train._checkpoint import check_kept
 from perturbdiff.train._task import run_settings
 
 
-class SetDiffusion(Predictor):
+class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
     """Diffusion model whose samples are sets of cells, each cell a set of (gene, value) pairs.
 
     An effect prior predicts the mean response; the diffusion model, conditioned on control cells,
@@ -49,24 +42,6 @@ class SetDiffusion(Predictor):
     """
 
     kind = "set_diffusion"
-    split_hash = ""
-    _fitted: Fitted | None = None
-    _checksum: str | None = None
-    _lesson: Lesson | None = None
-
-    @property
-    def fitted(self) -> Fitted:
-        """What was learnt.
-
-        Raises
-        ------
-        NotFittedError
-            Before ``fit``.
-        """
-        if self._fitted is None:
-            msg = "This SetDiffusion was not fitted. Call fit(adata) or load a bundle."
-            raise NotFittedError(msg)
-        return self._fitted
 
     def fit(
         self,
@@ -144,31 +119,9 @@ class SetDiffusion(Predictor):
         self._lesson = lesson
         return lesson.new_task(), lesson.data_module(lesson.populations)
 
-    def adopt(self, task: SetDiffusionTask) -> Self:
-        """Take over the averaged weights of a task that was prepared here and trained elsewhere.
-
-        Parameters
-        ----------
-        task
-            The task of the last :meth:`prepare_training`.
-
-        Returns
-        -------
-        The fitted model itself.
-
-        Raises
-        ------
-        NotFittedError
-            When nothing was prepared.
-        TrainingError
-            When the task has another shape than the one that was prepared.
-        """
-        if self._lesson is None:
-            msg = "There is nothing to adopt weights for. Call prepare_training(adata) first."
-            raise NotFittedError(msg)
-        self._take(finished(self._lesson, task), self._lesson)
-        self._lesson = None
-        return self
+    @staticmethod
+    def _finished(lesson: Lesson, task: SetDiffusionTask) -> Fitted:
+        return finished(lesson, task)
 
     def _study(
         self,
@@ -186,12 +139,6 @@ class SetDiffusion(Predictor):
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
         )
         return prepare_lesson(data, network, train or TrainConfig(), seed=seed)
-
-    def _take(self, fitted: Fitted, lesson: Lesson) -> None:
-        self._fitted, self._checksum = fitted, None
-        self.registry, self.split_hash = lesson.data.registry, lesson.data.split_hash
-        self.seed = lesson.seed
-        self._controls = lesson.data.cells.take(lesson.data.cells.is_control)
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
@@ -262,26 +209,11 @@ class SetDiffusion(Predictor):
             times=times,
             missing_genes=missing_genes,
         )
-        require_counts(question.controls)
-        fitted = self.fitted
-        controls = controls_by_context(
-            question,
-            self.registry,
-            loadings=fitted.loadings,
-            mean=fitted.mean,
-            known=fitted.prior.conditions,
-        )
-        own = [controls[condition.context] for condition in question.conditions]
-        asked = [
-            Asked(condition=c, controls=control, target=fitted.target(c, control))
-            for c, control in zip(question.conditions, own, strict=True)
-        ]
+        fitted, pairs = self.fitted, self._with_controls_of(question)
+        asked = [Asked(condition=c, controls=own, target=fitted.target(c, own)) for c, own in pairs]
         wish = Wish.of(constraints, enforce)
         found = respond_with(fitted, asked, wish, n_cells=n_cells, config=config, seed=seed)
-        answers = {
-            condition: baseline_means(fitted.baselines, condition, control)
-            for condition, control in zip(question.conditions, own, strict=True)
-        }
+        answers = {pair[0]: baseline_means(fitted.baselines, *pair) for pair in pairs}
         pred = answer(
             [sp.csr_array(counts.round().numpy()) for counts, _ in found.drawn],
             [size.numpy() for _, size in found.drawn],
@@ -304,33 +236,12 @@ class SetDiffusion(Predictor):
         )
         return with_exact_values(pred, found)
 
-    @property
-    def checksum(self) -> str:
-        """Fingerprint of everything that was learnt, the same before saving and after loading.
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return diffusion_parts(self.fitted)
 
-        Raises
-        ------
-        NotFittedError
-            Before ``fit``.
-        """
-        if self._checksum is None:
-            self._checksum = self._parts().checksum
-        return self._checksum
-
-    def _parts(self) -> Parts:
-        plain, arrays = diffusion_parts(self.fitted)
-        plain["fit"] = {"seed": self.seed, "split_hash": self.split_hash}
-        plain["registry"] = self.registry.to_json()
-        return Parts(kind=self.kind, plain=plain, arrays=arrays)
-
-    @classmethod
-    def from_parts(cls, parts: Parts) -> Self:
-        """The model that these are the parts of, on the CPU."""
-        model = cls(Registry.from_json(parts.plain["registry"]))
-        model._fitted = restore_diffusion(model.registry, parts.plain, parts.arrays)
-        fit = parts.plain["fit"]
-        model.seed, model.split_hash = fit["seed"], fit["split_hash"]
-        return model
+    @staticmethod
+    def _restored(registry: Registry, parts: Parts) -> Fitted:
+        return restore_diffusion(registry, parts.plain, parts.arrays)
 
     def to(self, device: str | torch.device) -> Self:
         """The model with its network on another device."""

@@ -144,6 +144,8 @@ def test_what_is_unknown_is_refused(known, simulated_cells):
         ask(known, simulated_cells, ["P9"])
     with pytest.raises(ConfigError, match="decoding"):
         ask(known, simulated_cells, decoding="rough")
+    with pytest.raises(ConfigError, match="seed"):
+        ask(known, simulated_cells, seed=-1)
     with pytest.raises(NotFittedError, match="CausalBaseline"):
         ask(ptd.CausalBaseline.from_anndata(simulated_cells, **COLUMNS), simulated_cells)
 
@@ -159,6 +161,7 @@ def test_a_prediction_says_what_it_is(model, simulated_cells, decoding):
     assert entries["bundle_checksum"] == model.checksum
     assert entries["sampler"] == f"autoregressive_{decoding}"
     assert entries["order"] == model.fitted.order.name
+    assert list(entries["support"]["supported"]) == [True]
     counts = pred.layers["counts"].toarray()
     depth = pred.obs["library_size"].to_numpy()[:, None]
     assert (counts == counts.round()).all()
