@@ -14,6 +14,7 @@ from perturbdiff.guidance._enforcement import Soft
 from perturbdiff.guidance._steering import ProjectionPull, SoftGuidance
 from perturbdiff.model._constrained_observed import completed_target
 from perturbdiff.model._constrained_plan import truncated_uniform
+from perturbdiff.model._constrained_report import moved_by
 from perturbdiff.model._response import ResponseCells, ResponsePlan
 from perturbdiff.prior import TransportPlan
 from perturbdiff.prior._factors import ResponseFactors
@@ -172,3 +173,23 @@ def test_tasks_of_the_benchmark_have_the_rates_that_they_say():
     assert kept.shape == (10 * SET_SIZE, 20)
     assert conditional(tenth, sets[~tenth.obeys(sets)]) is None
     assert best_of(np.array([False, True, False, False]), 2) == 0.5
+
+
+def test_cells_that_were_not_moved_are_no_distance_away():
+    def cells(values):
+        n = len(values)
+        return CellValues(
+            log1p=torch.from_numpy(values),
+            library_size=torch.full((n,), 1e4, dtype=torch.float64),
+            number=torch.arange(n),
+        )
+
+    values = np.random.default_rng(0).normal(size=(60, 4))
+    before, axes = cells(values), np.eye(4)
+    assert moved_by(before, before, axes) == pytest.approx(0, abs=1e-12)
+    assert moved_by(before, cells(values + 0.01), axes) == pytest.approx(0, abs=0.01)
+    far = moved_by(before, cells(values + 3), axes)
+    own = np.linalg.norm(values[:, None] - values, axis=-1).sum() / (60 * 59)
+    other = np.linalg.norm(values[:, None] - values - 3, axis=-1)
+    expected = 2 * (other.sum() - other.trace()) / (60 * 59) - 2 * own
+    assert far == pytest.approx(expected)
