@@ -220,7 +220,7 @@ class DecodeConfig(Settings):
         Cells that share a key of a set, as in :class:`SampleConfig`.
     draft_length
         Genes that a draft guesses ahead of each call of the network, 0 for none. What is wrong is
-        said anew, so the cells stay the same, up to rounding that tips a choice. By default 6 where
+        said anew, so the cells stay the same, up to rounding that tips a choice. By default 8 where
         the model has a draft; a model that draws its genes has none and refuses any other than 0.
     """
 

@@ -36,7 +36,7 @@ from perturbdiff.model._sampling import LatentTask, set_contexts
 from perturbdiff.nn import CausalDecoder, DraftDecoder, GeneInputs, KeyValueCache
 
 CELLS_AT_ONCE = 256
-DRAFT_LENGTH = 6  # guesses a call where nobody asks for another number
+DRAFT_LENGTH = 8  # guesses a call where nobody asks for another number
 _WITHIN_BIN = 2  # uniform draws of a cell: 0 and 1 belong to transport
 
 

@@ -261,7 +261,7 @@ def test_a_colder_choice_is_guessed_too(known, simulated_cells):
 
 def test_guesses_are_refused_where_nothing_can_guess(simulated_cells, known):
     wanted = ptd.DecodeConfig(draft_length=6)
-    assert ask(known, simulated_cells, ["P1"]).uns["perturbdiff"]["draft_length"] == 6
+    assert ask(known, simulated_cells, ["P1"]).uns["perturbdiff"]["draft_length"] == 8
     for network, reason in (
         (ptd.DecoderConfig(order="descending", **SHAPE), "'descending'"),
         (ptd.DecoderConfig(draft_steps=0, **SHAPE), r"decoder\.draft_steps = 0"),
