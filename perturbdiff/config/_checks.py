@@ -1,11 +1,24 @@
 """Checks of single values, by name: whole numbers, numbers, choices."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from operator import index
-from typing import Any, ClassVar, Literal, Self, SupportsFloat, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    SupportsFloat,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from perturbdiff._errors import ConfigError, UnknownKeyError
+
+T = TypeVar("T")
 
 
 def whole_number(name: str, value: object, *, least: int | None = None) -> int:
@@ -53,6 +66,41 @@ def finite_number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise ConfigError(name, value, rule="must be a number")
     return number
+
+
+def settings_of(kind: type[T], name: str, value: object, *, default: T | None = None) -> T:
+    """Settings as given, the default ones for None; anything else is refused.
+
+    Parameters
+    ----------
+    kind
+        Class that they must be of.
+    name
+        What they are called, for the message.
+    value
+        As given.
+    default
+        What None stands for, if not the standard settings.
+
+    Returns
+    -------
+    Settings of the class.
+
+    Raises
+    ------
+    ConfigError
+        When it is something else, such as a mapping or settings of another kind.
+    """
+    if value is None:
+        return kind() if default is None else default
+    if isinstance(value, kind):
+        return value
+    made = f"perturbdiff.{kind.__name__}"
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        made += f"({', '.join(f'{key}={entry!r}' for key, entry in value.items())})"
+    else:
+        made += "(...)"
+    raise ConfigError(name, value, rule=f"must be {made}, or None for the usual settings")
 
 
 class Settings:

@@ -12,7 +12,7 @@ from torch import Tensor
 from perturbdiff._errors import ConfigError
 from perturbdiff.autoregressive import ExpressionBins, GeneOrder
 from perturbdiff.config import DecodeConfig, DecoderConfig, TrainConfig
-from perturbdiff.config._checks import whole_number
+from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._bundle import Parts
@@ -84,11 +84,13 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
             When nothing is left to learn from, or a label is unknown.
         ScaleError, ExpressionError, GeneError
             When the expression is not what was declared.
+        ConfigError
+            When settings are of another kind. That is looked at before anything else.
         TrainingError
             When a run shall resume from a checkpoint that is damaged or belongs to another run.
         """
+        options = settings_of(TrainerOptions, "options", options)
         lesson = self._study(adata, holdout, n_top_genes, seed=seed, network=network, train=train)
-        options = options or TrainerOptions()
         self._take(learn(lesson, options=options, inner_folds=inner_folds), lesson)
         return self
 
@@ -132,11 +134,12 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
         train: TrainConfig | None,
     ) -> CausalLesson:
         seed = whole_number("seed", seed, least=0)
-        network = network or DecoderConfig()
+        network = settings_of(DecoderConfig, "network", network)
+        train = settings_of(TrainConfig, "train", train, default=CAUSAL_TRAIN)
         data = prepare(
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
         )
-        return prepare_causal(data, network, train or CAUSAL_TRAIN, seed=seed)
+        return prepare_causal(data, network, train, seed=seed)
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
@@ -172,14 +175,15 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
         Raises
         ------
         ConfigError
-            When ``decoding`` is something else, or guesses are wanted of a model without a draft.
+            When ``decoding`` or ``decode`` is something else, or guesses are wanted of a model
+            without a draft.
         UnknownLevelError, LabelError
             When a perturbation or context is unknown or has no control cells.
         """
         if decoding not in ("raw", "transport"):
             raise ConfigError("decoding", decoding, rule="must be 'raw' or 'transport'")
         seed = whole_number("seed", seed, least=0)
-        config, fitted = decode or DecodeConfig(), self.fitted
+        config, fitted = settings_of(DecodeConfig, "decode", decode), self.fitted
         draft_length = fitted.draft_length(config)
         question = self._ask(
             adata, perturbations, contexts=contexts, n_cells=n_cells, doses=doses, times=times,

@@ -9,7 +9,7 @@ from anndata import AnnData
 from torch import Tensor
 
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
-from perturbdiff.config._checks import whole_number
+from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.guidance import Constraint
@@ -79,13 +79,17 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             When nothing is left to learn from, or a label is unknown.
         ScaleError, ExpressionError, GeneError
             When the expression is not what was declared.
+        ConfigError
+            When settings are of another kind. That is looked at before anything else.
         ConfigError, TrainingError
             When a run shall resume and there is no checkpoint, a damaged one, or that of another
             run. That is looked at before anything else.
         """
-        options = options or TrainerOptions()
+        options = settings_of(TrainerOptions, "options", options)
+        network = settings_of(NetworkConfig, "network", network)
+        train = settings_of(TrainConfig, "train", train)
         if options.resume and options.checkpoint_dir is not None:
-            known = run_settings(network or NetworkConfig(), train or TrainConfig(), seed=seed)
+            known = run_settings(network, train, seed=seed)
             for name in ("network.n_axes", "network.n_response_axes"):  # fewer where data are few
                 del known[name]
             check_kept(options.checkpoint_dir, known)
@@ -134,11 +138,12 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         train: TrainConfig | None,
     ) -> Lesson:
         seed = whole_number("seed", seed, least=0)
-        network = network or NetworkConfig()
+        network = settings_of(NetworkConfig, "network", network)
+        train = settings_of(TrainConfig, "train", train)
         data = prepare(
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=network.n_axes
         )
-        return prepare_lesson(data, network, train or TrainConfig(), seed=seed)
+        return prepare_lesson(data, network, train, seed=seed)
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
@@ -194,11 +199,13 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         ------
         UnknownLevelError, LabelError
             When a perturbation or context is unknown or has no control cells.
+        ConfigError
+            When ``sample`` is something else, or a number makes no sense.
         ConstraintError
             When constraints cannot hold, or cannot be enforced as asked; before sampling wherever
             that can be told.
         """
-        config = sample or SampleConfig()
+        config = settings_of(SampleConfig, "sample", sample)
         seed = whole_number("seed", seed, least=0)
         question = self._ask(
             adata,

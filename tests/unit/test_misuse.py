@@ -76,6 +76,27 @@ CASES = {
     ),
     "no genes": ("model.predict(adata[:, []], **ask)", "no genes"),
     "no genes to register": ("ptd.MeanShift.from_anndata(adata[:, []], **columns)", "no genes"),
+    "training as a mapping": (
+        "fresh.fit(adata, train={'max_steps': 3})",
+        "must be perturbdiff.TrainConfig(max_steps=3)",
+    ),
+    "training in words": ("fresh.fit(adata, train='fast')", "must be perturbdiff.TrainConfig(...)"),
+    "sampling for training": ("fresh.fit(adata, train=ptd.SampleConfig())", "perturbdiff.TrainC"),
+    "a decoder for a network": ("fresh.fit(adata, network=ptd.DecoderConfig())", "NetworkConfig"),
+    "an empty network": ("fresh.prepare_training(adata, network={})", "network = {}: must be"),
+    "options as a mapping": ("fresh.fit(adata, options={'devices': 1})", "TrainerOptions(devices"),
+    "a causal network as a mapping": (
+        "causal.fit(adata, network={'width': 8})",
+        "must be perturbdiff.DecoderConfig(width=8)",
+    ),
+    "causal training in words": ("causal.fit(adata, train='fast')", "perturbdiff.TrainConfig"),
+    "causal options": ("causal.fit(adata, options=3)", "options = 3: must be perturbdiff.Trainer"),
+    "sampling as a mapping": (
+        "fresh.predict(adata, **ask, sample={'n_steps': 3})",
+        "must be perturbdiff.SampleConfig(n_steps=3)",
+    ),
+    "a number of samples": ("ptd.tl.predict(adata, fresh, **ask, sample=5)", "SampleConfig(...)"),
+    "decoding as a mapping": ("causal.predict(adata, **ask, decode={'top_p': 1})", "DecodeConfig("),
     "a picture of no kind": (
         "ptd.pl.response(pred, reference=adata, save='x.xyz')",
         "save = 'x.xyz': must end in one of",
@@ -89,6 +110,7 @@ adata = anndata.read_h5ad(sys.argv[1])
 columns = dict(perturbation_key="condition", control="ctrl", covariate_keys=["cell_type"],
                scale="counts")
 model = ptd.MeanShift.from_anndata(adata, **columns).fit(adata)
+fresh, causal = ptd.SetDiffusion(model.registry), ptd.CausalBaseline(model.registry)
 ask = dict(perturbations=["A"])
 pred = model.predict(adata, **ask, n_cells=8)
 said = {}
