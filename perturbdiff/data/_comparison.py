@@ -174,6 +174,7 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     _check_truth(guess.conditions, found.conditions)
     cells, there = _read_prediction(pred, registry, guess)
     stated = stated_means(pred, registry.genes)
+    _check_answers(cells, stated)
     _say_what_is_left_out(cells, there, stated)
     return Comparison(
         registry=registry,
@@ -188,6 +189,22 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
         ),
         stated=stated,
     )
+
+
+def _check_answers(pred: Cells, stated: Stated) -> None:
+    """Refuse cells of conditions that the prediction was not asked about."""
+    treated = [condition for condition in pred.distinct if condition.members]
+    if not treated:
+        msg = "The prediction has no treated cells any more. Give it as predict returned it."
+        raise LabelError(msg)
+    asked = {name for answers in stated.values() for name in answers}
+    if asked and (others := [c.name for c in treated if c.name not in asked]):
+        msg = (
+            f"The prediction has cells of {listed(others)}, which it was not asked about: what the "
+            "baselines answer is not there. If several predictions were joined, score each alone, "
+            "or predict all contexts in one call; labels must stay as predict wrote them."
+        )
+        raise LabelError(msg)
 
 
 def _say_what_is_left_out(pred: Cells, there: Bool[np.ndarray, " genes"], stated: Stated) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from perturbdiff._constants import PSEUDO_COUNT
+from perturbdiff._constants import DEPTH, PSEUDO_COUNT
 
 Genes = Float[np.ndarray, "... genes"]
 
@@ -31,5 +31,8 @@ def apply_log_ratio(control: Genes, ratio: Genes) -> Genes:
 def shifted_cells(
     log1p_NG: Float[np.ndarray, "cells genes"], shift_G: Float[np.ndarray, " genes"]
 ) -> Float[np.ndarray, "cells genes"]:
-    """Control cells moved by a shift and clipped at zero: a distributional baseline."""
-    return np.asarray(np.maximum(np.asarray(log1p_NG) + shift_G, 0.0))
+    """Control cells moved by a shift and clipped to the scale: a distributional baseline.
+
+    No cell has less than no counts of a gene, or more than all of its counts.
+    """
+    return np.asarray(np.clip(np.asarray(log1p_NG) + shift_G, 0.0, np.log1p(DEPTH)))

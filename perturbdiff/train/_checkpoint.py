@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -101,6 +101,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         When it cannot be read as that.
     """
     try:
+        with ZipFile(path) as archive:
+            if archive.testzip() is not None:  # compares checksums; loading would not
+                raise BadZipFile
         content = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251 - no pickle
         steps, states = content["global_step"], content["state_dict"]
     except (

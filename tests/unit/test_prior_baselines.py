@@ -138,7 +138,9 @@ def test_closer_doses_count_more():
     np.testing.assert_allclose(number_shares(doses, without), [1, 1])
 
 
-def test_shifted_cells_are_clipped_at_zero():
+def test_shifted_cells_are_clipped_to_the_scale():
+    most = np.log1p(1e4)
+    assert shifted_cells(np.array([[9.0]]), np.array([1.0])) == pytest.approx(most)
     cells = np.array([[0.0, 1.0], [2.0, 0.5]])
     np.testing.assert_array_equal(shifted_cells(cells, np.array([-1.0, 0.5])), [[0, 1.5], [1, 1]])
 

@@ -318,3 +318,17 @@ def test_one_true_cell_leaves_scores_undefined_with_reasons(pred, simulated_cell
 def test_a_number_of_panels_that_does_not_fit_is_refused(pred, simulated_cells):
     with pytest.raises(ConfigError, match="2 panels"):
         ptd.pl.response(pred, reference=simulated_cells, ax=Figure().subplots())
+
+
+def test_joined_or_relabelled_predictions_are_refused(small_model, simulated_cells, pred):
+    other = ptd.tl.predict(
+        simulated_cells, small_model, perturbations=["P1"], contexts=[{"cell_type": "T2"}],
+        n_cells=20,
+    )  # fmt: skip
+    both = anndata.concat([pred, other], uns_merge="first", index_unique="-")
+    with pytest.raises(LabelError, match=r"T2.*score each alone"):
+        ptd.tl.score(both, reference=simulated_cells)
+    relabelled = pred.copy()
+    relabelled.obs["perturbation"] = "control"
+    with pytest.raises(LabelError, match="no treated cells"):
+        ptd.tl.score(relabelled, reference=simulated_cells)

@@ -2,12 +2,14 @@
 
 import copy
 import functools
+import io
 import os
 import pickle
 import random
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -417,7 +419,17 @@ def test_a_checkpoint_beyond_the_last_step_is_refused(tmp_path):
         train(task(), data(), steps=3, options=kept(tmp_path, resume=True))
 
 
-@pytest.mark.parametrize("harm", [lambda x: x[: len(x) // 2], lambda x: b"", lambda x: b"no zip"])
+def flipped(content):
+    """One bit of a weight changed."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        largest = max(archive.infolist(), key=lambda one: one.file_size)
+        place = content.index(archive.read(largest)) + largest.file_size // 2
+    return content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda x: x[: len(x) // 2], lambda x: b"", lambda x: b"no zip", flipped]
+)
 def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, harm):
     train(task(), data(), steps=3, options=kept(tmp_path))
     last = tmp_path / LAST
