@@ -1,6 +1,6 @@
 """A user's question in the registry's terms: which conditions, how many cells, which controls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -135,7 +135,11 @@ def _usable(controls: Cells) -> Cells:
 
 
 def _perturbations(labels: Sequence[str], registry: Registry) -> list[tuple[str, ...]]:
-    labels = [labels] if isinstance(labels, str) else list(labels)
+    asked = [labels] if isinstance(labels, str) else labels
+    labels = list(asked) if isinstance(asked, Iterable) else [asked]
+    if not all(isinstance(label, str) for label in labels):
+        rule = "must be labels as text, such as ['A', 'B']"
+        raise ConfigError("perturbations", asked, rule=rule)
     if not labels:
         raise ConfigError("perturbations", labels, rule="needs at least one label")
     members = [

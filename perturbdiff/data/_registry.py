@@ -145,7 +145,7 @@ class Registry:
         Raises
         ------
         ConfigError
-            When two roles are given to one column.
+            When two roles are given to one column, or control labels or separator are no text.
         UnknownKeyError
             When a named column, layer or table is not there.
         LabelError
@@ -156,6 +156,9 @@ class Registry:
             When the scale is not declared, or the numbers are not on it.
         """
         genes = gene_names(adata)
+        if separator is not None and not (isinstance(separator, str) and separator):
+            rule = "must be text of one character or more, or None where there are no combinations"
+            raise ConfigError("separator", separator, rule=rule)
         check_roles(
             perturbation_key=perturbation_key,
             covariate_keys=covariate_keys,
@@ -165,7 +168,7 @@ class Registry:
         )
         registry = cls(
             perturbation_key=perturbation_key,
-            control=(control,) if isinstance(control, str) else tuple(control),
+            control=_control_labels(control, perturbation_key),
             covariate_keys=tuple(covariate_keys),
             separator=separator,
             scale=resolve_scale(adata, scale, layer),
@@ -340,6 +343,18 @@ def check_roles(*, covariate_keys: Sequence[str], **roles: str | None) -> None:
             rule = f"obs[{key!r}] is already the {taken[key]}; a column has one role"
             raise ConfigError(role, key, rule=rule)
         taken[key] = role
+
+
+def _control_labels(control: object, key: str) -> tuple[str, ...]:
+    """Control labels as given, one or several."""
+    labels = (control,) if isinstance(control, str) else control
+    found = tuple(labels) if isinstance(labels, Iterable) else (labels,)
+    if not found or not all(isinstance(label, str) for label in found):
+        texts = [str(label) for label in found]
+        example = f", such as {(texts if len(texts) > 1 else texts[0])!r}" if texts else ""
+        rule = f"must be labels of obs[{key!r}] as text, one or a list{example}"
+        raise ConfigError("control", control, rule=rule)
+    return found
 
 
 def _check_some_values(adata: AnnData, registry: Registry) -> None:

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from jaxtyping import Bool
@@ -50,12 +50,14 @@ def split(cells: Cells, registry: Registry, *, holdout: Holdout) -> Split:
 
     Raises
     ------
+    ConfigError
+        When ``holdout`` has another form.
     UnknownKeyError, UnknownLevelError
         When a column or label is not there; names the nearest.
     SplitError
         When nothing is held out, or no treated cell is left to learn from.
     """
-    mappings = [holdout] if isinstance(holdout, Mapping) else list(holdout)
+    mappings = _mappings(holdout, registry)
     treated = list(cells.conditions())
     held: set[Condition] = set()
     for mapping in mappings:
@@ -163,6 +165,20 @@ def check_leakage(train: Cells, held_out: Split) -> None:
     if same := sorted(held_out.test_names.intersection(train.names)):
         msg = f"{len(same)} test cells are among the training cells: {listed(same)}."
         raise SplitError(msg)
+
+
+def _mappings(holdout: object, registry: Registry) -> list[Mapping[str, Sequence[str]]]:
+    """What to hold out as a list of mappings from a column to labels."""
+    some = [holdout] if isinstance(holdout, Mapping) else holdout
+    sound = isinstance(some, Sequence) and all(
+        isinstance(one, Mapping) and all(isinstance(labels, Iterable) for labels in one.values())
+        for one in some
+    )
+    if not sound:
+        key = (*registry.covariate_keys, registry.perturbation_key)[0]
+        rule = f"must map columns to lists of labels, such as {{{key!r}: [...]}}, or list such maps"
+        raise ConfigError("holdout", holdout, rule=rule)
+    return list(cast("Sequence[Mapping[str, Sequence[str]]]", some))
 
 
 def _labels(

@@ -1,14 +1,15 @@
 """Constraints on single genes, by name and in units of expression."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from typing import Literal
 
 import torch
 
 from perturbdiff._errors import ConfigError, ConstraintError
+from perturbdiff.config._checks import finite_number
 from perturbdiff.guidance._bounds import Bounds, Scope
 from perturbdiff.guidance._logic import Bound
 from perturbdiff.guidance._reference import Reference
@@ -46,8 +47,17 @@ def shown(names: Sequence[str]) -> str:
 
 
 def check_number(field_name: str, value: float, *, least: float = 0.0) -> None:
-    if not (isfinite(value) and value >= least):
+    if finite_number(field_name, value) < least:
         raise ConfigError(field_name, value, rule=f"must be finite and at least {least:g}")
+
+
+def check_genes(field_name: str, genes: str | Sequence[str]) -> None:
+    names = [genes] if isinstance(genes, str) else genes
+    if not (
+        isinstance(names, Collection) and len(names) and all(isinstance(n, str) for n in names)
+    ):
+        rule = "must be the name of a gene, or a list of one name or more"
+        raise ConfigError(field_name, genes, rule=rule)
 
 
 def check_choice(field_name: str, value: str, choices: Sequence[str]) -> None:
@@ -76,6 +86,7 @@ class _Valued(Constraint):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        check_genes(f"{name}.gene", self.gene)
         check_number(f"{name}.value", self.value)
         check_choice(f"{name}.scale", self.scale, ("log1p", "counts"))
         check_choice(f"{name}.per", self.per, ("cell", "population"))
@@ -171,6 +182,7 @@ class FoldChange(Constraint):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        check_genes(f"{name}.gene", self.gene)
         check_number(f"{name}.fold", self.fold)
         check_choice(f"{name}.relation", self.relation, tuple(SIGNS))
         check_choice(f"{name}.per", self.per, ("cell", "population"))
@@ -221,7 +233,8 @@ class KnockDown(Constraint):
     per: Scope = field(default="population", kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.remaining <= 1:
+        check_genes("KnockDown.gene", self.gene)
+        if not 0 <= finite_number("KnockDown.remaining", self.remaining) <= 1:
             raise ConfigError("KnockDown.remaining", self.remaining, rule="must be from 0 to 1")
         check_choice("KnockDown.per", self.per, ("cell", "population"))
 

@@ -257,8 +257,9 @@ def enforcement(
 
 
 def _way(way: "str | Way") -> Way:
-    if not isinstance(way, str):
+    if isinstance(way, Way):
         return way
     if way not in NAMED:
-        raise ConfigError("enforce", way, rule=f"must be one of {', '.join(NAMED)}")
+        rule = f"must be one of {', '.join(NAMED)}, or settings such as perturbdiff.Soft()"
+        raise ConfigError("enforce", way, rule=rule)
     return NAMED[way]()

@@ -17,6 +17,7 @@ from perturbdiff.guidance._constraints import (
     Relation,
     ScaleName,
     check_choice,
+    check_genes,
     check_number,
     names_of,
     range_of,
@@ -53,6 +54,7 @@ class GeneSetShift(Constraint):
         if not self.genes or isinstance(self.genes, str):
             rule = "must be a sequence of one gene or more"
             raise ConfigError("GeneSetShift.genes", self.genes, rule=rule)
+        check_genes("GeneSetShift.genes", self.genes)
         check_number("GeneSetShift.shift", self.shift, least=-inf)
         check_choice("GeneSetShift.relation", self.relation, tuple(SIGNS))
         check_choice("GeneSetShift.per", self.per, ("cell", "population"))
@@ -157,6 +159,7 @@ class Unchanged(Constraint):
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
+        check_genes("Unchanged.genes", self.genes)
         check_number("Unchanged.tolerance", self.tolerance)
 
     def describe(self) -> str:
@@ -195,6 +198,7 @@ class Observed(Constraint):
     scale: ScaleName = field(default="log1p", kw_only=True)
 
     def __post_init__(self) -> None:
+        check_genes("Observed.genes", self.genes)
         check_choice("Observed.scale", self.scale, ("log1p", "counts"))
         values = np.atleast_2d(np.asarray(self.values, dtype=np.float64))
         if values.ndim != 2 or values.shape[1] != len(self.genes):

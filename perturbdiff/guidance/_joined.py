@@ -1,7 +1,7 @@
 """All, any and not of other constraints, and functions as constraints."""
 
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from perturbdiff._errors import ConfigError
@@ -84,14 +84,19 @@ def _members(joined: "All | Any") -> tuple[Constraint, ...]:
     return members
 
 
-def as_constraints(wishes: Sequence[object]) -> tuple[Constraint, ...]:
-    """Constraints, with plain functions made verifiers.
+def as_constraints(wishes: object) -> tuple[Constraint, ...]:
+    """Constraints, one or several, with plain functions made verifiers.
 
     Raises
     ------
     ConfigError
         When something is neither.
     """
+    rule = "must be constraints or functions, one or a list of them"
+    if isinstance(wishes, Constraint) or callable(wishes):
+        wishes = [wishes]
+    if isinstance(wishes, str) or not isinstance(wishes, Iterable):
+        raise ConfigError("constraints", wishes, rule=rule)
     out = []
     for wish in wishes:
         if isinstance(wish, Constraint):
@@ -99,5 +104,5 @@ def as_constraints(wishes: Sequence[object]) -> tuple[Constraint, ...]:
         elif callable(wish):
             out.append(Verifier(wish))
         else:
-            raise ConfigError("constraints", wish, rule="must be constraints or functions")
+            raise ConfigError("constraints", wish, rule=rule)
     return tuple(out)

@@ -7,13 +7,14 @@ N cells, G genes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, SupportsFloat, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from perturbdiff._errors import ConstraintError
 from perturbdiff.guidance._bounds import TOLERANCE, Bounds
 from perturbdiff.guidance._reference import CellValues
 
@@ -308,7 +309,7 @@ class Checked:
     def distance(self, cells: CellValues) -> Tensor:
         values = cells.take(self.needed).detach()
         flat = values.reshape(-1, *values.shape[-2:]).cpu().numpy()
-        found = [_violation(self.check(one, self.names)) for one in flat]
+        found = [self._violation(self.check(one, self.names)) for one in flat]
         return torch.tensor(found, dtype=torch.float64).view(*values.shape[:-2], 1)
 
     def energy(self, cells: CellValues) -> Tensor:
@@ -323,12 +324,19 @@ class Checked:
     def reached(self, cells: CellValues) -> float:
         return float(self.holds(cells).double().mean())
 
-
-def _violation(verdict: object) -> float:
-    """1 for False, 0 for True; a number is the violation itself."""
-    if isinstance(verdict, bool | np.bool_):
-        return 0.0 if verdict else 1.0
-    return float(verdict)  # type: ignore[arg-type]
+    def _violation(self, verdict: object) -> float:
+        """1 for False, 0 for True; a number is the violation itself."""
+        if isinstance(verdict, bool | np.bool_):
+            return 0.0 if verdict else 1.0
+        single = isinstance(verdict, SupportsFloat) and np.ndim(verdict) == 0  # type: ignore[arg-type]
+        number = float(verdict) if single else np.nan  # type: ignore[arg-type]
+        if np.isnan(number):
+            msg = (
+                f"The verifier {self.text} returned {verdict!r}. It must return whether the cells "
+                "will do (True or False), or by how much they miss as one number."
+            )
+            raise ConstraintError(msg)
+        return number
 
 
 def conjuncts(bounds: Sequence[Bound], cells: CellValues | None = None) -> list[Bound]:

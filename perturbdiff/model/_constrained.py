@@ -61,7 +61,7 @@ class Wish:
     ways: Ways = None
 
     @classmethod
-    def of(cls, constraints: Sequence[object], ways: Ways) -> "Wish":
+    def of(cls, constraints: object, ways: Ways) -> "Wish":
         """Constraints as a user gives them: functions are verifiers."""
         return cls(constraints=as_constraints(constraints), ways=ways)
 

@@ -157,7 +157,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         times: Sequence[float] | None = None,
         sample: SampleConfig | None = None,
         missing_genes: Literal["refuse", "infer"] = "refuse",
-        constraints: Sequence[Constraint | Verify] = (),
+        constraints: Constraint | Verify | Sequence[Constraint | Verify] = (),
         enforce: Ways = None,
     ) -> AnnData:
         """Predicted cells of every perturbation in every context.
@@ -183,8 +183,8 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             ``"refuse"`` a file that lacks genes of the model, or take the others and predict all
             (``"infer"``): absent genes start from no counts, at the level of known contexts.
         constraints
-            What the cells shall obey: :class:`~perturbdiff.AtLeast` and the like, or functions of
-            ``(log1p, genes)`` that judge them.
+            What the cells shall obey, one or several: :class:`~perturbdiff.AtLeast` and the like,
+            or functions of ``(log1p, genes)`` that judge them.
         enforce
             ``"soft"``, ``"hard"``, ``"best_of"``, ``"branch"``, ``"particles"``,
             ``"depth_first"``, settings of these, or several together; ``None`` is hard, and the
@@ -206,7 +206,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             that can be told.
         """
         config = settings_of(SampleConfig, "sample", sample)
-        seed = whole_number("seed", seed, least=0)
+        seed, wish = whole_number("seed", seed, least=0), Wish.of(constraints, enforce)
         question = self._ask(
             adata,
             perturbations,
@@ -218,7 +218,6 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         )
         fitted, pairs = self.fitted, self._with_controls_of(question)
         asked = [Asked(condition=c, controls=own, target=fitted.target(c, own)) for c, own in pairs]
-        wish = Wish.of(constraints, enforce)
         found = respond_with(fitted, asked, wish, n_cells=n_cells, config=config, seed=seed)
         answers = {pair[0]: baseline_means(fitted.baselines, *pair) for pair in pairs}
         pred = answer(
@@ -227,7 +226,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             self.registry,
             conditions=question.conditions,
             set_size=config.set_size,
-            promised=bool(constraints),
+            promised=bool(wish.constraints),
             provenance={
                 "model": self.kind,
                 "bundle_checksum": self.checksum,

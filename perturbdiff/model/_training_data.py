@@ -11,10 +11,12 @@ import torch
 from anndata import AnnData
 from jaxtyping import Float, Int
 
-from perturbdiff._errors import SplitError
+from perturbdiff._errors import ExpressionError, SplitError
 from perturbdiff._logging import logger
 from perturbdiff.data import Cells, Condition, Registry, check_leakage, encode, split
+from perturbdiff.data._checks import usable
 from perturbdiff.data._genes import principal_axes, variable_genes
+from perturbdiff.data._matrix import place
 from perturbdiff.data._splits import Holdout
 from perturbdiff.prior import (
     ConditionSummary,
@@ -78,10 +80,19 @@ def prepare(
     ------
     SplitError
         When nothing is left to learn from, or no treated population has controls.
+    ExpressionError
+        When the expression is zero in all cells.
     """
     # A model that is fitted again chooses its genes again: the last choice saw other cells.
     registry = registry.with_genes(())
-    cells = _with_counts(encode(adata, registry))
+    cells = encode(adata, registry)
+    if not cells.log1p.count_nonzero():
+        msg = (
+            f"{place(registry.layer)} is zero in all {len(cells)} labelled cells, so there is "
+            f"nothing to learn from. {usable(adata, skip=(registry.layer,))}"
+        )
+        raise ExpressionError(msg.rstrip())
+    cells = _with_counts(cells)
     split_hash = ""
     if holdout is not None:
         parts = split(cells, registry, holdout=holdout)

@@ -31,7 +31,7 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     decode: DecodeConfig | None = None,
     decoding: str | None = None,
     missing_genes: Literal["refuse", "infer"] = "refuse",
-    constraints: "Sequence[Constraint | Verify]" = (),
+    constraints: "Constraint | Verify | Sequence[Constraint | Verify]" = (),
     enforce: "Ways" = None,
 ) -> AnnData:
     """Predict the cells of every perturbation in every context.
@@ -63,8 +63,8 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
         ``"refuse"`` a file that lacks genes of the model, or take the others and predict all
         (``"infer"``).
     constraints
-        What the cells shall obey: :class:`~perturbdiff.AtLeast` and the like, or functions of
-        ``(log1p, genes)`` that judge them.
+        What the cells shall obey, one or several: :class:`~perturbdiff.AtLeast` and the like, or
+        functions of ``(log1p, genes)`` that judge them.
     enforce
         ``"soft"``, ``"hard"``, ``"best_of"``, ``"branch"``, ``"particles"``, ``"depth_first"``,
         settings of these such as :class:`~perturbdiff.Soft`, or several together; ``None`` is
@@ -101,7 +101,8 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     }  # fmt: skip
     if missing_genes != "refuse":
         asked["missing_genes"] = missing_genes
-    if len(constraints) or enforce is not None:
+    unconstrained = isinstance(constraints, Sequence) and not constraints
+    if not unconstrained or enforce is not None:
         asked |= {"constraints": constraints, "enforce": enforce}
     asked = {name: value for name, value in asked.items() if value is not None}
     answer: Callable[..., AnnData] = model.predict

@@ -97,6 +97,59 @@ CASES = {
     ),
     "a number of samples": ("ptd.tl.predict(adata, fresh, **ask, sample=5)", "SampleConfig(...)"),
     "decoding as a mapping": ("causal.predict(adata, **ask, decode={'top_p': 1})", "DecodeConfig("),
+    "control as a number": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'control': 0}))",
+        "control = 0: must be labels of obs['condition'] as text, one or a list, such as '0'",
+    ),
+    "control as a truth value": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'control': False}))",
+        "such as 'False'",
+    ),
+    "controls as numbers": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'control': ['ctrl', 1]}))",
+        "such as ['ctrl', '1']",
+    ),
+    "no control": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'control': []}))",
+        "control = []: must be labels",
+    ),
+    "an empty separator": (
+        "ptd.MeanShift.from_anndata(adata, **columns, separator='')",
+        "separator = '': must be text of one character or more",
+    ),
+    "a holdout without column": (
+        "ptd.MeanShift(model.registry).fit(adata, holdout=['NK'])",
+        "such as {'cell_type': [...]}",
+    ),
+    "a holdout of a number": (
+        "ptd.MeanShift(model.registry).fit(adata, holdout={'cell_type': 3})",
+        "holdout = {'cell_type': 3}: must map columns to lists of labels",
+    ),
+    "no perturbations": (
+        "model.predict(adata, perturbations=None)",
+        "perturbations = None: must be labels as text",
+    ),
+    "perturbations as numbers": (
+        "model.predict(adata, perturbations=[1])",
+        "perturbations = [1]: must be labels as text",
+    ),
+    "no counts anywhere": (
+        "ptd.MeanShift(model.registry).fit(empty)",
+        "adata.X is zero in all 210 labelled cells",
+    ),
+    "a constraint in words": (
+        "fresh.predict(adata, **ask, constraints='ISG15')",
+        "constraints = 'ISG15': must be constraints or functions, one or a list of them",
+    ),
+    "no constraints at all": (
+        "fresh.predict(adata, **ask, constraints=None)",
+        "constraints = None: must be constraints or functions",
+    ),
+    "a constraint on no gene": ("ptd.Unchanged([])", "Unchanged.genes = []: must be the name of"),
+    "a value for no gene": ("ptd.AtLeast([], 1.0)", "AtLeast.gene = []: must be the name of"),
+    "a gene as a number": ("ptd.FoldChange([1], 2.0)", "FoldChange.gene = [1]: must be the name"),
+    "a value in words": ("ptd.AtLeast('g1', '2')", "AtLeast.value = '2': must be a number"),
+    "a share in words": ("ptd.KnockDown('g1', '2')", "KnockDown.remaining = '2': must be a num"),
     "a picture of no kind": (
         "ptd.pl.response(pred, reference=adata, save='x.xyz')",
         "save = 'x.xyz': must end in one of",
@@ -110,6 +163,8 @@ adata = anndata.read_h5ad(sys.argv[1])
 columns = dict(perturbation_key="condition", control="ctrl", covariate_keys=["cell_type"],
                scale="counts")
 model = ptd.MeanShift.from_anndata(adata, **columns).fit(adata)
+empty = adata.copy()
+empty.X = empty.X * 0
 fresh, causal = ptd.SetDiffusion(model.registry), ptd.CausalBaseline(model.registry)
 ask = dict(perturbations=["A"])
 pred = model.predict(adata, **ask, n_cells=8)
@@ -159,6 +214,28 @@ def test_the_nearest_name_is_always_told():
     assert far.endswith("(21 in all).")
     assert _errors.nearest("x", []) == "Known: none."
     assert _errors.nearest("x", ["alpha", "beta"]) == "Known: 'alpha', 'beta'."
+
+
+ASK = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}], "n_cells": 12}
+
+
+def test_one_constraint_needs_no_list(small_model, simulated_cells):
+    gene = small_model.registry.genes[0]
+    ask = ASK | {"sample": ptd.SampleConfig(n_steps=3, set_size=6)}
+    for constraint in (ptd.AtLeast(gene, 1.0), lambda log1p, genes: len(genes) == log1p.shape[1]):
+        one = ptd.tl.predict(simulated_cells, small_model, **ask, constraints=constraint)
+        several = small_model.predict(simulated_cells, **ask, constraints=[constraint])
+        assert np.array_equal(one.X.toarray(), several.X.toarray())
+        assert len(one.uns["perturbdiff"]["constraints"]) == 1
+
+
+@pytest.mark.parametrize("verdict", ["yes", None, float("nan"), np.array([1.0, 2.0])])
+def test_a_verifier_must_judge(small_model, simulated_cells, verdict):
+    wish = ptd.Verifier(lambda log1p, genes: verdict, name="markers")
+    with pytest.raises(
+        _errors.ConstraintError, match=r"The verifier markers returned .* one number"
+    ):
+        small_model.predict(simulated_cells, **ASK, constraints=wish)
 
 
 def test_few_control_cells_are_warned_about(toy, caplog):
