@@ -5,11 +5,13 @@ have, and ranges for its mean in each unit. N control cells, G genes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import log1p
 
 import torch
 from torch import Tensor
 
+from perturbdiff._constants import DEPTH
 from perturbdiff._errors import ConstraintError
 from perturbdiff.guidance._bounds import TOLERANCE, Bounds
 from perturbdiff.guidance._logic import AllOf, AnyOf, Bound, InState, Sized, conjuncts
@@ -46,10 +48,13 @@ def _together(text: str, other: str) -> str:
 class _Known:
     """Ranges by (unit, scope, gene), each only on request."""
 
+    largest: float  # library size
     ranges: dict[tuple[str, str, int], _Range] = field(default_factory=dict)
 
     def of(self, unit: str, scope: str, gene: int) -> _Range:
-        return self.ranges.setdefault((unit, scope, gene), _Range())
+        most = {"log1p": log1p(DEPTH), "cp10k": DEPTH}.get(unit, self.largest)
+        says = f"no gene has more than all counts of a cell, which is {most:.5g} {unit}"
+        return self.ranges.setdefault((unit, scope, gene), _Range(upper=most, says_upper=says))
 
 
 def check_together(bounds: Sequence[Bound], reference: Reference, *, n_cells: int) -> None:
@@ -75,7 +80,9 @@ def check_together(bounds: Sequence[Bound], reference: Reference, *, n_cells: in
     single = [b for b in every if isinstance(b, Bounds) and b.separate]
     for bound in single:
         _check_cells_known(bound, n_cells=n_cells)
-    known = _Known()
+    for sized in [b for b in every if isinstance(b, Sized)]:
+        reference = replace(reference, library_size=sized.clamped(reference.library_size))
+    known = _Known(largest=float(reference.library_size.max()))
     for bound in sorted(single, key=lambda b: b.per):  # what each cell must be comes first
         _meet_genes(bound, known, reference)
     for joint in every:

@@ -259,7 +259,7 @@ def enforcement(
 def _way(way: "str | Way") -> Way:
     if isinstance(way, Way):
         return way
-    if way not in NAMED:
+    if not isinstance(way, str) or way not in NAMED:
         rule = f"must be one of {', '.join(NAMED)}, or settings such as perturbdiff.Soft()"
         raise ConfigError("enforce", way, rule=rule)
     return NAMED[way]()

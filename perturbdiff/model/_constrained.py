@@ -25,6 +25,7 @@ from torch import Tensor
 
 from perturbdiff._constants import DEPTH
 from perturbdiff._errors import ConfigError, ConstraintError
+from perturbdiff._logging import logger
 from perturbdiff.config import SampleConfig
 from perturbdiff.guidance import (
     Constraint,
@@ -141,16 +142,27 @@ def respond_constrained(
         for one, rule in zip(asked, rules, strict=True)
     ]
     parts = [answer.run() for answer in answers]
+    report = pd.concat([answer.report for answer in answers], ignore_index=True)
+    _warn(report)
     genes = fitted.vocabulary.registry.genes
     real = sorted({gene for answer in answers for gene in answer.real.nonzero()[:, 0].tolist()})
     return Constrained(
         drawn=parts,
         nfe=sum(answer.nfe for answer in answers),
-        report=pd.concat([answer.report for answer in answers], ignore_index=True),
+        report=report,
         course=_joined([(a.name, a.passed) for a in answers]),
         tree=_joined([(a.name, tree_table(a.found)) for a in answers]),
         real_valued=tuple(genes[number] for number in real),
     )
+
+
+def _warn(report: pd.DataFrame) -> None:
+    """Name every constraint that the cells do not obey; a search and guidance promise nothing."""
+    for row in report[~report["satisfied"]].itertuples():
+        logger.warning(
+            "%s: not satisfied in %s after enforce = %r, off by up to %.3g (%s)",
+            *(row.constraint, row.condition, row.method, row.violation, row.unit),
+        )
 
 
 def _joined(tables: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:

@@ -137,6 +137,18 @@ CASES = {
         "ptd.MeanShift(model.registry).fit(empty)",
         "adata.X is zero in all 210 labelled cells",
     ),
+    "enforcement as a number": (
+        "ptd.guidance.enforcement(5, projects=True, promised=[])",
+        "enforce = 5: must be one of soft, hard, best_of",
+    ),
+    "enforcement as a class": (
+        "ptd.guidance.enforcement([ptd.Soft], projects=True, promised=[])",
+        "or settings such as perturbdiff.Soft()",
+    ),
+    "enforcement as a mapping": (
+        "ptd.guidance.enforcement({}, projects=True, promised=[])",
+        "enforce = {}: must be one of",
+    ),
     "a constraint in words": (
         "fresh.predict(adata, **ask, constraints='ISG15')",
         "constraints = 'ISG15': must be constraints or functions, one or a list of them",
@@ -227,6 +239,69 @@ def test_one_constraint_needs_no_list(small_model, simulated_cells):
         several = small_model.predict(simulated_cells, **ask, constraints=[constraint])
         assert np.array_equal(one.X.toarray(), several.X.toarray())
         assert len(one.uns["perturbdiff"]["constraints"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "most"),
+    [
+        (lambda gene: ptd.AtLeast(gene, 50.0), "9.2104 log1p"),
+        (lambda gene: ptd.Fix(gene, 9.3, per="population"), "9.2104 log1p"),
+        (lambda gene: ptd.FoldChange(gene, 1e5), "10000 cp10k"),
+        (lambda gene: ptd.AtLeast(gene, 1e7, scale="counts"), "counts"),
+        (lambda gene: ptd.GeneSetShift([gene], 20.0), "9.2104 log1p"),
+    ],
+)
+@pytest.mark.parametrize("enforce", [None, "soft", "best_of"])
+def test_more_than_a_cell_holds_is_refused(small_model, simulated_cells, wish, most, enforce):
+    wish = wish(small_model.registry.genes[0])
+    told = rf"cannot hold together: .*; no gene has more than all counts of a cell.*{most}"
+    with pytest.raises(_errors.ConstraintError, match=told):
+        small_model.predict(simulated_cells, **ASK, constraints=wish, enforce=enforce)
+
+
+def test_larger_libraries_hold_more(small_model, simulated_cells):
+    gene, size = small_model.registry.genes[0], simulated_cells.obs["library_size"].max()
+    many = ptd.AtLeast(gene, float(2 * size), scale="counts")
+    with pytest.raises(_errors.ConstraintError, match="no gene has more"):
+        small_model.predict(simulated_cells, **ASK, constraints=many)
+    larger = ptd.LibrarySize(at_least=int(3 * size))
+    pred = small_model.predict(simulated_cells, **ASK, constraints=[many, larger])
+    assert pred.uns["perturbdiff"]["constraints"]["satisfied"].all()
+
+
+@pytest.mark.parametrize("enforce", ["best_of", "branch", "particles", "depth_first", "soft"])
+def test_what_was_not_reached_is_warned_about(small_model, simulated_cells, enforce, caplog):
+    gene = small_model.registry.genes[0]
+    ask = ASK | {"sample": ptd.SampleConfig(n_steps=3, set_size=6)}
+    branch = ptd.Branch(share=1) if enforce == "branch" else enforce
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        pred = small_model.predict(
+            simulated_cells, **ask, constraints=ptd.AtLeast(gene, 9.0), enforce=branch
+        )
+    row = pred.uns["perturbdiff"]["constraints"].iloc[0]
+    assert not row["satisfied"]
+    assert f"{gene} >= 9 log1p per cell: not satisfied in {row['condition']}" in caplog.text
+    assert f"enforce = '{enforce}', off by up to {row['violation']:.3g} (log1p)" in caplog.text
+
+
+def test_what_was_reached_is_not_warned_about(small_model, simulated_cells, caplog):
+    gene = small_model.registry.genes[0]
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        small_model.predict(simulated_cells, **ASK, constraints=ptd.AtLeast(gene, 1.0))
+    assert "not satisfied" not in caplog.text
+
+
+def test_a_fold_change_is_reported_in_counts_per_10000(small_model, simulated_cells):
+    gene = small_model.registry.genes[0]
+    ask = ASK | {"n_cells": 300}
+    pred = small_model.predict(simulated_cells, **ask, constraints=ptd.FoldChange(gene, 2.0))
+    row = pred.uns["perturbdiff"]["constraints"].iloc[0]
+    obs = simulated_cells.obs
+    control = simulated_cells[(obs["perturbation"] == "control") & (obs["cell_type"] == "T1")]
+    share = control[:, gene].X.toarray()[:, 0] / control.obs["library_size"] * 1e4
+    assert row["unit"] == "cp10k"
+    assert row["required_lower"] == row["required_upper"] == pytest.approx(2 * share.mean())
+    assert row["reached"] == pytest.approx(np.expm1(pred[:, gene].X.toarray()).mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("verdict", ["yes", None, float("nan"), np.array([1.0, 2.0])])
