@@ -16,6 +16,11 @@ OPENING, CLOSING = "([{", ")]}"
 MISSING_LIKE = frozenset(
     {"nan", "na", "n/a", "<na>", "none", "null", "nil", "unassigned", "unknown", "missing", "-"}
 )
+_LIKE_CONTROL = re.compile(
+    r"(negative|neg)?(controls?|ctrls?|untreated|unstimulated|unperturbed|dmso|vehicle|mock|pbs"
+    r"|nontargeting|scrambled?|nt|ntc)(controls?|ctrl|only)?"
+)
+"""What unperturbed cells are often called, in small letters and without what stands between."""
 
 
 def text_of(value: object) -> str:
@@ -183,6 +188,16 @@ def nearly_control(labels: Iterable[str], control: Sequence[str]) -> list[str]:
     """Labels that differ from a control label only as near duplicates do."""
     folded = {_folded(label) for label in control}
     return sorted({x for x in labels if x not in control and _folded(x) in folded})
+
+
+def sounds_like_control(labels: Iterable[str], control: Sequence[str]) -> list[str]:
+    """Labels, other than those of control, that unperturbed cells are often given."""
+    found = []
+    for label in set(labels) - set(control):
+        unnumbered = re.sub(r"(?<=[\W_])\d+$", "", label.strip().casefold())
+        if _LIKE_CONTROL.fullmatch(re.sub(r"[\W_]+", "", unnumbered)):
+            found.append(label)
+    return sorted(found)
 
 
 def _folded(level: str) -> str:

@@ -17,11 +17,12 @@ from perturbdiff._errors import (
     listed,
     nearest,
 )
+from perturbdiff._logging import logger
 from perturbdiff._typing import Json, Scale
 from perturbdiff.data._checks import check_values, known_scale, resolve_scale, warn_labels
 from perturbdiff.data._conditions import Columns, read_rows
 from perturbdiff.data._features import read_features
-from perturbdiff.data._labels import column_of, nearly_control, read_column
+from perturbdiff.data._labels import column_of, nearly_control, read_column, sounds_like_control
 from perturbdiff.data._matrix import BLOCK, gene_names, read_matrix
 from perturbdiff.data._numbers import read_numbers
 
@@ -316,6 +317,13 @@ class Registry:
                 f"name every control label (control={[*self.control, *near]!r})."
             )
             raise LabelError(msg)
+        if others := sounds_like_control({*written, *members}, self.control):
+            logger.warning(
+                "obs[%r] has %s beside the control label %s; such cells are learnt as treated. "
+                "If they are control, name every control label: control=%r",
+                *(self.perturbation_key, listed(others), listed(self.control)),
+                [*self.control, *others],
+            )
         sizes = np.bincount(rows.condition, minlength=len(rows.conditions)).tolist()
         if not any(condition.is_control for condition in rows.conditions):
             msg = f"No control cell ({listed(self.control)}) has all its labels."

@@ -313,6 +313,35 @@ def test_a_verifier_must_judge(small_model, simulated_cells, verdict):
         small_model.predict(simulated_cells, **ASK, constraints=wish)
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        "control", "ctrl_2", "Control_1", "untreated", "DMSO", "vehicle", "mock", "PBS",
+        "non-targeting", "NT", "NTC_3", "negative control",
+    ],
+)  # fmt: skip
+def test_what_sounds_like_control_is_warned_about(toy, label, caplog):
+    adata = toy(["ctrl", "A", label], n_each=4)
+    columns = {"perturbation_key": "condition", "scale": "counts"}
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.Registry.from_anndata(adata, **columns, control=["ctrl", label])
+        assert not caplog.text
+        registry = ptd.Registry.from_anndata(adata, **columns, control="ctrl")
+    assert label in registry.perturbations
+    assert f"obs['condition'] has {label!r} beside the control label 'ctrl'" in caplog.text
+    assert f"name every control label: control=['ctrl', {label!r}]" in caplog.text
+
+
+@pytest.mark.parametrize("label", ["NT5E", "CTRL1A", "mockingbird", "NTS", "IFNB", "PBSX"])
+def test_what_does_not_sound_like_control_is_not(toy, label, caplog):
+    adata = toy(["ctrl", "A", label], n_each=4)
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.Registry.from_anndata(
+            adata, perturbation_key="condition", control="ctrl", scale="counts"
+        )
+    assert not caplog.text
+
+
 def test_few_control_cells_are_warned_about(toy, caplog):
     adata = toy(n_each=12)
     columns = {"perturbation_key": "condition", "control": "ctrl", "scale": "counts"}
