@@ -16,6 +16,11 @@ def listed(names: Iterable[object], *, limit: int = _LISTED) -> str:
     return ", ".join(items[:limit]) + more
 
 
+def counted(number: int, what: str) -> str:
+    """The number and its noun, with a plural s where there is not one of them."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """A sentence with the known name closest to ``name``, and the first few where it is far."""
     if not known:
@@ -61,7 +66,7 @@ class UnknownLevelError(PerturbDiffError, ValueError):
     def __init__(self, key: str, unknown: Sequence[str], *, known: Sequence[str]) -> None:
         hint = nearest(unknown[0], known)
         super().__init__(
-            f"obs[{key!r}] has {len(unknown)} level(s) unseen in training: "
+            f"obs[{key!r}] has {counted(len(unknown), 'level')} unseen in training: "
             f"{listed(unknown)}. {hint}"
         )
 

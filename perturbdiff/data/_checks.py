@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from anndata import AnnData
 
 from perturbdiff._constants import DEPTH, SCALES, UNS_KEY
-from perturbdiff._errors import ExpressionError, ScaleError, listed, nearest
+from perturbdiff._errors import ExpressionError, ScaleError, counted, listed, nearest
 from perturbdiff._logging import logger
 from perturbdiff._typing import Scale
 from perturbdiff.data._conditions import Condition
@@ -94,9 +94,8 @@ def check_values(matrix: sp.csr_array, scale: Scale, *, adata: AnnData, layer: s
         return
     if not np.isfinite(values).all():
         n_bad = int((~np.isfinite(values)).sum())
-        msg = (
-            f"{where} holds {n_bad} values that are NaN or infinite. {usable(adata, skip=(layer,))}"
-        )
+        bad = counted(n_bad, "NaN or infinite value")
+        msg = f"{where} holds {bad}. {usable(adata, skip=(layer,))}"
         raise ExpressionError(msg.rstrip())
     if (lowest := values.min()) < 0:
         msg = (

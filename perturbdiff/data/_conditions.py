@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int
 
-from perturbdiff._errors import LabelError, listed
+from perturbdiff._errors import LabelError, counted, listed
 from perturbdiff._logging import logger
 from perturbdiff.data._labels import Column, canonical, read_column, split_members
 from perturbdiff.data._numbers import NumberColumn, numbers_per_member, read_numbers
@@ -226,7 +226,7 @@ def _check_names(obs: pd.DataFrame) -> None:
     if not obs.index.is_unique:
         twice = obs.index[obs.index.duplicated()].unique()
         msg = (
-            f"Cells must have unique names; {len(twice)} names are there more than once: "
+            f"Cells must have unique names; {counted(len(twice), 'name')} more than once: "
             f"{listed(twice)}. Call adata.obs_names_make_unique()."
         )
         raise LabelError(msg)

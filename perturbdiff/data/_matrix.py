@@ -17,6 +17,7 @@ from perturbdiff._errors import (
     GeneError,
     GeneOverlapError,
     UnknownKeyError,
+    counted,
     listed,
 )
 
@@ -99,7 +100,7 @@ def gene_names(adata: AnnData) -> tuple[str, ...]:
     if not names.is_unique:
         twice = names[names.duplicated()].unique()
         msg = (
-            f"adata.var_names holds {len(twice)} names more than once: {listed(twice)}. "
+            f"adata.var_names holds {counted(len(twice), 'name')} more than once: {listed(twice)}. "
             "Call adata.var_names_make_unique(), or sum or drop the copies; none is picked for you."
         )
         raise GeneError(msg)

@@ -13,6 +13,7 @@ from perturbdiff._errors import (
     LabelError,
     UnknownKeyError,
     UnknownLevelError,
+    counted,
     listed,
     nearest,
 )
@@ -119,7 +120,7 @@ def _usable(controls: Cells) -> Cells:
             )
             raise LabelError(msg)
         n_empty = sum(there.values()) - len(controls)
-        logger.warning("left out %d control cells without counts", n_empty)
+        logger.warning("left out %s without counts", counted(n_empty, "control cell"))
     few = {
         ", ".join(context): len(rows)
         for context, rows in controls.controls().items()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perturbdiff._errors import ConfigError, ConstraintError, GeneError, UnknownKeyError
+from perturbdiff._errors import ConfigError, ConstraintError, GeneError, UnknownKeyError, counted
 from perturbdiff.guidance._bounds import Bounds, Scope
 from perturbdiff.guidance._constraints import (
     SIGNS,
@@ -83,7 +83,7 @@ class GeneSetShift(Constraint):
 
         Raises
         ------
-        UnknownKeyError
+        UnknownKeyError, counted
             When the file has no such set.
         GeneError
             When none of its genes is among those given.
@@ -202,7 +202,7 @@ class Observed(Constraint):
         check_choice("Observed.scale", self.scale, ("log1p", "counts"))
         values = np.atleast_2d(np.asarray(self.values, dtype=np.float64))
         if values.ndim != 2 or values.shape[1] != len(self.genes):
-            rule = f"needs one column for each of {len(self.genes)} genes"
+            rule = f"needs one column for each of {counted(len(self.genes), 'gene')}"
             raise ConfigError("Observed.values", np.shape(self.values), rule=rule)
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ConfigError("Observed.values", "some", rule="must be finite and at least 0")
@@ -211,7 +211,7 @@ class Observed(Constraint):
         object.__setattr__(self, "values", values)
 
     def describe(self) -> str:
-        return f"{len(self.genes)} genes as observed ({self.scale})"
+        return f"{counted(len(self.genes), 'gene')} as observed ({self.scale})"
 
     def bind(self, reference: Reference) -> Bounds:
         columns = reference.columns(tuple(self.genes), who=self.describe())

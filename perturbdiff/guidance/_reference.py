@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from perturbdiff._constants import DEPTH
-from perturbdiff._errors import GeneError, listed, nearest
+from perturbdiff._errors import GeneError, counted, listed, nearest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class Reference:
         place = {gene: number for number, gene in enumerate(self.genes)}
         if unknown := [name for name in names if name not in place]:
             msg = (
-                f"{who} names {len(unknown)} gene(s) that the model does not have: "
+                f"{who} names {counted(len(unknown), 'gene')} that the model does not have: "
                 f"{listed(unknown)}. {nearest(unknown[0], self.genes)}"
             )
             raise GeneError(msg)

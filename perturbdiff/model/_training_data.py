@@ -11,7 +11,7 @@ import torch
 from anndata import AnnData
 from jaxtyping import Float, Int
 
-from perturbdiff._errors import ExpressionError, SplitError
+from perturbdiff._errors import ExpressionError, SplitError, counted
 from perturbdiff._logging import logger
 from perturbdiff.data import Cells, Condition, Registry, check_leakage, encode, split
 from perturbdiff.data._checks import usable
@@ -120,7 +120,7 @@ def _with_counts(cells: Cells) -> Cells:
     if cells.library_size is None or (cells.library_size > 0).all():
         return cells
     kept = cells.take(np.flatnonzero(cells.library_size > 0))
-    logger.warning("left out %d cells without counts", len(cells) - len(kept))
+    logger.warning("left out %s without counts", counted(len(cells) - len(kept), "cell"))
     return kept
 
 
@@ -145,9 +145,11 @@ def _with_summaries(data: TrainingData) -> TrainingData:
                 numbers=numbers_of(condition),
             )
     if alone:
-        logger.warning("left out %d conditions without control cells: %s", len(alone), alone[:5])
+        left = counted(len(alone), "condition")
+        logger.warning("left out %s without control cells: %s", left, alone[:5])
     if small:
-        logger.warning("left out %d conditions of one cell: %s", len(small), small[:5])
+        left = counted(len(small), "condition")
+        logger.warning("left out %s of one cell: %s", left, small[:5])
     if not found:
         msg = "No treated condition with control cells in its context is left to learn from."
         raise SplitError(msg)

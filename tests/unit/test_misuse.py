@@ -342,6 +342,20 @@ def test_what_does_not_sound_like_control_is_not(toy, label, caplog):
     assert not caplog.text
 
 
+def test_one_is_no_plural(toy, caplog):
+    assert [_errors.counted(n, "name") for n in (0, 1, 2)] == ["0 names", "1 name", "2 names"]
+    columns = {"perturbation_key": "condition", "control": "ctrl", "scale": "counts"}
+    adata = toy(n_each=12)
+    adata.X = adata.X.toarray().astype(float)
+    adata.X[:1] = 0
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.MeanShift.from_anndata(adata, **columns).fit(adata)
+    assert "left out 1 cell without counts" in caplog.text
+    adata.X[0, 0] = np.nan
+    with pytest.raises(_errors.ExpressionError, match=r"adata.X holds 1 NaN or infinite value\."):
+        ptd.Registry.from_anndata(adata, **columns)
+
+
 def test_few_control_cells_are_warned_about(toy, caplog):
     adata = toy(n_each=12)
     columns = {"perturbation_key": "condition", "control": "ctrl", "scale": "counts"}
