@@ -97,8 +97,9 @@ class _Valued(Constraint):
             raise ConfigError(where, self.value, rule=rule)
 
     @property
+    @abstractmethod
     def _relation(self) -> Relation:
-        raise NotImplementedError
+        """How the gene compares with the value."""
 
     def describe(self) -> str:
         sign = SIGNS[self._relation]

@@ -4,6 +4,7 @@ Signed distances make the algebra: the largest for *all*, the smallest for *any*
 N cells, G genes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -68,7 +69,7 @@ class Bound(Protocol):
         ...
 
 
-class _Logic:
+class _Logic(ABC):
     """What all joined constraints have in common."""
 
     members: tuple[Bound, ...]
@@ -98,11 +99,13 @@ class _Logic:
         """Share of cells, or of populations, that obey."""
         return float(self.holds(cells).double().mean())
 
+    @abstractmethod
     def distance(self, cells: CellValues) -> Tensor:
-        raise NotImplementedError
+        """How far each cell, or population, is from obeying."""
 
+    @abstractmethod
     def holds(self, cells: CellValues) -> Tensor:
-        raise NotImplementedError
+        """Which cells, or populations, obey."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
