@@ -7,6 +7,7 @@ scored as it makes cells (raw) and with the identical recentring and count decod
 """
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.cache import Cache, write_json
 from benchmarks.contexts import ContextStudy
-from benchmarks.decoding import measured, taught
+from benchmarks.decoding import BY_SIZE, measured, taught, timed
 from benchmarks.environment import environment
 from benchmarks.fits import Recipe, Wanted
 from benchmarks.held_out import HeldOut
@@ -52,6 +53,7 @@ STATE = SimulationConfig(
     n_controls=512, responder_share=0.5, effect_size=2.0,
 )  # fmt: skip
 N_CELLS = 512
+SIZES = (1, 16, 256)
 ENDLESS = 10**6
 
 
@@ -175,8 +177,31 @@ def network_calls(pred: AnnData, *, order: str) -> float:
     return float((pred.X > 0).sum(1).mean()) + 1 if order == "descending" else genes
 
 
+def seconds_by_size(
+    question: Question, model: SetDiffusion | CausalBaseline, file: AnnData, **how: Any
+) -> dict[int, float]:
+    """Seconds of a whole prediction, control cells to counts: medians of three new seeds.
+
+    A new seed, so that nothing of an earlier answer is used again: cells of the pilot, where the
+    answer is recentred, are counted in.
+    """
+    question.ask(model, file, n_cells=1, seed=100, **how)
+    return {
+        size: statistics.median(
+            timed(lambda s=size, k=seed: question.ask(model, file, n_cells=s, seed=k, **how))[0]
+            for seed in (101, 102, 103)
+        )
+        for size in SIZES
+    }
+
+
 def one_context(
-    question: Question, *, steps: int | None, sensitivity: bool, orders: Sequence[str]
+    question: Question,
+    *,
+    steps: int | None,
+    sensitivity: bool,
+    timing: bool,
+    orders: Sequence[str],
 ) -> dict[str, Any]:
     """Both siblings on one held-out context."""
     name = question.wanted.label
@@ -195,6 +220,8 @@ def one_context(
     rows[f"{DIFFUSION}, raw"] = {
         **about, "scores": question.score(raw_diffusion(question, diffusion), genes),
     }  # fmt: skip
+    if timing:
+        about["wall"] = seconds_by_size(question, diffusion, file)
     rows[f"{DIFFUSION}, transport"] = {
         **about, "scores": question.score(cells[DIFFUSION].X.toarray(), genes),
     }  # fmt: skip
@@ -212,6 +239,9 @@ def one_context(
                 "calls_a_cell": network_calls(cells[order], order=order),
                 "scores": question.score(pred.X.toarray(), list(pred.var_names)),
             }
+            if timing:
+                wall = seconds_by_size(question, model, question.adata, decoding=decoding)
+                rows[f"{order}, {decoding}"]["wall"] = wall
     ceiling = question.held.ceiling()["values"]
     found: dict[str, Any] = {"context": name, "rows": rows, "ceiling": ceiling}
     if sensitivity:
@@ -328,13 +358,13 @@ def report(result: Mapping[str, Any]) -> str:
                   markdown(["method", "seconds", "steps", "parameters", "network calls a cell"],
                            [[m, r["seconds"], r["steps"], r["parameters"], r["calls_a_cell"]]
                             for m, r in rows.items()], digits=0), "",
-                  *verdict(rows), ""]  # fmt: skip
+                  *verdict(rows), "", *times(found["contexts"][0]["rows"])]  # fmt: skip
         for context in found["contexts"]:
             if "sensitivity" in context:
                 lines += [f"How far predictions move ({context['context']}):", "",
                           sensitivity_table(context["sensitivity"]), ""]  # fmt: skip
     if "decoding" in result:
-        lines += ["Times of decoding are in the JSON beside this report.", ""]
+        lines += decoding_times(result["decoding"])
     made = result["environment"]
     place = f"Commit {made['commit'][:12]}, {made['cpu']}, {made['threads']} thread."
     lines += ["## Made with", "", f"`{result['command']}`", "", place]
@@ -351,14 +381,44 @@ def sensitivity_table(found: Mapping[str, Any]) -> str:
 
 
 def verdict(rows: Mapping[str, Any]) -> list[str]:
-    """Metric by metric, which sibling is better."""
+    """Metric by metric, which sibling is better: raw against raw, transported against the same."""
     lines = []
-    best = rows[f"{DIFFUSION}, transport"]["scores"]
     for method in (name for name in rows if not name.startswith(DIFFUSION)):
-        own = rows[method]["scores"]
-        won = [name for name in METRICS if better(name, own.get(name), best.get(name))]
-        names = ", ".join(won) or "nothing"
-        lines.append(f"- Better than {DIFFUSION}, transport is {method} in: {names}.")
+        rival = f"{DIFFUSION}, {method.rpartition(', ')[2]}"
+        own, other = rows[method]["scores"], rows[rival]["scores"]
+        won = [name for name in METRICS if better(name, own.get(name), other.get(name))]
+        lost = [name for name in METRICS if better(name, other.get(name), own.get(name))]
+        lines.append(
+            f"- {method} against {rival}: better in {', '.join(won) or 'nothing'}; "
+            f"worse in {', '.join(lost) or 'nothing'}."
+        )
+    return lines
+
+
+def times(rows: Mapping[str, Any]) -> list[str]:
+    """Seconds of whole predictions, where they were measured."""
+    timed_rows = {method: row["wall"] for method, row in rows.items() if "wall" in row}
+    if not timed_rows:
+        return []
+    head = ["seconds of a prediction", *(f"{size} cells" for size in SIZES)]
+    table = [[method, *wall.values()] for method, wall in timed_rows.items()]
+    return [markdown(head, table, digits=2), ""]
+
+
+def decoding_times(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Prefill, decode and cache of each kind of order."""
+    lines = ["### Decoding", ""]
+    for one in found:
+        table = [[row.get(name) for name in BY_SIZE] for row in one["by_size"]]
+        lines += [f"{one['order']}:", "", markdown(list(BY_SIZE.values()), table), ""]
+        if "speculative" in one:
+            best = max(one["speculative"], key=lambda row: row["times_faster"])
+            lines += [
+                f"Guessed ahead, at best: {best['times_faster']:.1f} times faster "
+                f"({best['cells']} cells, draft length {best['draft_length']}, acceptance "
+                f"{best['acceptance']:.3f}).",
+                "",
+            ]
     return lines
 
 
@@ -386,8 +446,11 @@ def main() -> None:
         contexts = []
         for number, make in enumerate(questions(study, names, accelerator=options.accelerator)):
             wish = not options.no_sensitivity and number == 0
+            timing = not options.no_timing and number == 0
             contexts.append(
-                one_context(make(), steps=options.steps, sensitivity=wish, orders=orders)
+                one_context(
+                    make(), steps=options.steps, sensitivity=wish, timing=timing, orders=orders
+                )
             )
         ceiling, _ = average([context["ceiling"] for context in contexts])
         data[name] = {"contexts": contexts, "averages": averaged(contexts), "ceiling": ceiling}
