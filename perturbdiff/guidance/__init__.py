@@ -23,7 +23,7 @@ from perturbdiff.guidance._enforcement import (
 from perturbdiff.guidance._gene_sets import GeneSetShift, Observed, Unchanged, read_gmt
 from perturbdiff.guidance._joined import All, Any, Not, as_constraints
 from perturbdiff.guidance._json import from_json, to_json, way_from_json, way_to_json
-from perturbdiff.guidance._logits import CountMask, best_draw
+from perturbdiff.guidance._logits import CountMask, Masked
 from perturbdiff.guidance._reference import CellValues, Reference
 from perturbdiff.guidance._whole_cells import LibrarySize, NonNegative, StateFraction, Verifier
 from perturbdiff.guidance._wrapping import CountCalls, Wrapper, wrap
@@ -48,6 +48,7 @@ __all__ = [
     "Hard",
     "KnockDown",
     "LibrarySize",
+    "Masked",
     "NonNegative",
     "Not",
     "Observed",
@@ -59,7 +60,6 @@ __all__ = [
     "Verifier",
     "Wrapper",
     "as_constraints",
-    "best_draw",
     "check_together",
     "enforcement",
     "from_json",

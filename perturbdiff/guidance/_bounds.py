@@ -48,6 +48,11 @@ class Bounds:
         return bool((self.lower == self.upper).all())
 
     @property
+    def masks(self) -> bool:
+        """Whether it is about single genes of single cells."""
+        return self.per == "cell" and self.separate
+
+    @property
     def projects(self) -> bool:
         """Whether cells can be made to obey."""
         return True

@@ -15,10 +15,14 @@ from perturbdiff.config import DecodeConfig, DecoderConfig, TrainConfig
 from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
+from perturbdiff.guidance import Constraint
 from perturbdiff.model._bundle import Parts
+from perturbdiff.model._causal_constrained import written_with
 from perturbdiff.model._causal_fitted import CausalFitted
 from perturbdiff.model._causal_learning import finished, learn, restored_draft
 from perturbdiff.model._causal_lesson import CausalLesson, causal_task, prepare_causal
+from perturbdiff.model._constrained import Verify, Ways, Wish, with_exact_values
+from perturbdiff.model._constrained_answer import Asked
 from perturbdiff.model._network_predictor import NetworkPredictor
 from perturbdiff.model._predictor import answer, baseline_means, support, written_baselines
 from perturbdiff.model._saved import fitted_parts, prefixed, restore_shared, under
@@ -154,6 +158,8 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
         decoding: str = "raw",
         decode: DecodeConfig | None = None,
         missing_genes: Literal["refuse", "infer"] = "refuse",
+        constraints: Constraint | Verify | Sequence[Constraint | Verify] | None = (),
+        enforce: Ways = None,
     ) -> AnnData:
         """Predicted cells of every perturbation in every context.
 
@@ -167,10 +173,19 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
             set diffusion model makes them.
         decode
             Temperature, share of the likely choices that are drawn from, cells a set, guesses.
+        constraints
+            What the cells shall obey, as in :meth:`SetDiffusion.predict`. What is about one gene
+            of one cell is met by masking counts as the gene is said; everything else is known only
+            when a set is finished, and sets that miss are drawn again.
+        enforce
+            ``"best_of"`` or :class:`~perturbdiff.BestOf`: how many draws a set at most, 4 where
+            nothing is said; ``"hard"`` refuses what masks do not meet.
 
         Returns
         -------
-        New AnnData, as that of :meth:`SetDiffusion.predict`.
+        New AnnData, as that of :meth:`SetDiffusion.predict`. In ``constraint_tree`` the sets of a
+        turn share its calls; ``constraint_course`` is empty, since nothing can be said of
+        unfinished cells.
 
         Raises
         ------
@@ -179,10 +194,13 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
             without a draft.
         UnknownLevelError, LabelError
             When a perturbation or context is unknown or has no control cells.
+        ConstraintError
+            When constraints cannot hold; when one is met by masks, and counts are made by
+            ``"transport"`` or the order of genes is drawn; before anything is written.
         """
         if decoding not in ("raw", "transport"):
             raise ConfigError("decoding", decoding, rule="must be 'raw' or 'transport'")
-        seed = whole_number("seed", seed, least=0)
+        seed, wish = whole_number("seed", seed, least=0), Wish.of(constraints, enforce)
         config, fitted = settings_of(DecodeConfig, "decode", decode), self.fitted
         draft_length = fitted.draft_length(config)
         question = self._ask(
@@ -190,22 +208,18 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
             missing_genes=missing_genes,
         )  # fmt: skip
         pairs = self._with_controls_of(question)
-        make = fitted.written if decoding == "raw" else fitted.respond
-        drawn, nfe = make(
-            question.conditions,
-            [own for _, own in pairs],
-            [fitted.target(*pair) for pair in pairs],
-            n_cells=n_cells,
-            config=config,
-            seed=seed,
+        asked = [Asked(condition=c, controls=own, target=fitted.target(c, own)) for c, own in pairs]
+        found = written_with(
+            fitted, asked, wish, decoding=decoding, n_cells=n_cells, config=config, seed=seed
         )
         answers = {pair[0]: baseline_means(fitted.baselines, *pair) for pair in pairs}
-        return answer(
-            [sp.csr_array(counts.numpy()) for counts, _ in drawn],
-            [size.numpy() for _, size in drawn],
+        pred = answer(
+            [sp.csr_array(counts.round().numpy()) for counts, _ in found.drawn],
+            [size.numpy() for _, size in found.drawn],
             self.registry,
             conditions=question.conditions,
             set_size=config.set_size,
+            promised=bool(wish.constraints),
             provenance={
                 "model": self.kind,
                 "bundle_checksum": self.checksum,
@@ -213,16 +227,17 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
                 "sampler": f"autoregressive_{decoding}",
                 "order": fitted.order.name,
                 "n_steps": len(self.registry.genes),
-                "nfe": nfe,
+                "nfe": found.nfe,
                 "temperature": config.temperature,
                 "top_p": config.top_p,
                 "draft_length": draft_length,
                 "guidance_scale": 1.0,
-                "constraint_violation": 0.0,
                 "support": support(question.conditions, fitted.prior.conditions, self.registry),
                 "baselines": written_baselines(answers),
+                **found.notes,
             },
         )
+        return with_exact_values(pred, found)
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         fitted = self.fitted

@@ -15,7 +15,7 @@ from torch import Tensor
 from perturbdiff._batch import Context
 from perturbdiff._constants import DEPTH
 from perturbdiff._errors import ConfigError
-from perturbdiff._random import uniform
+from perturbdiff._random import forked_keys, uniform
 from perturbdiff.autoregressive import (
     Decoding,
     DrawnOrder,
@@ -27,8 +27,9 @@ from perturbdiff.autoregressive import (
     Speculative,
     decode,
 )
-from perturbdiff.config import DecodeConfig, DecoderConfig
+from perturbdiff.config import DecodeConfig, DecoderConfig, SampleConfig
 from perturbdiff.data import Condition
+from perturbdiff.guidance import CountMask, Masked
 from perturbdiff.model._causal_lesson import context_dispersion, prior_log_rate
 from perturbdiff.model._fitted import PILOT_CELLS, Responding, Target
 from perturbdiff.model._questions import Controls
@@ -42,12 +43,17 @@ _WITHIN_BIN = 2  # uniform draws of a cell: 0 and 1 belong to transport
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CountTask(LatentTask):
-    """A condition to write: its control cells as counts, and what the prior states."""
+    """A condition to write: its control cells as counts, what the prior states, what is allowed."""
 
     controls: Controls
     target: Target
     log_rate: Float[Tensor, " genes"]
     dispersion: Float[Tensor, " genes"]
+    branch: int = 0  # which draw of the same cells
+    mask: CountMask | None = None  # row i is cell i of the condition
+
+    def keys(self, sets: Sequence[int], config: SampleConfig | DecodeConfig, seed: int) -> Tensor:
+        return forked_keys(super().keys(sets, config, seed), self.branch)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -222,7 +228,8 @@ class CausalSampler:
         fitted, size = self.fitted, config.set_size
         keys = torch.cat([task.keys(sets, config, seed) for task, sets in chunk]).flatten()
         cache = self.prefilled(chunk, size)
-        bins, calls = decode(self._decoding(config), cache, keys.to(self.device))
+        mask = _mask_of(chunk, size)
+        bins, calls = decode(self._decoding(config, mask), cache, keys.to(self.device))
         counts = fitted.bins.decode(bins.cpu(), uniform(keys, fitted.lanes, step=_WITHIN_BIN))
         depth = torch.cat(
             [
@@ -231,21 +238,28 @@ class CausalSampler:
             ]
         )
         counts = torch.minimum(counts, depth.long()[:, None])  # a cell has no more
+        if mask is not None:
+            counts = mask.clamped(counts)
         by_set = counts.view(-1, size, counts.shape[1])
         parts = torch.split(by_set, [len(sets) for _, sets in chunk])
         return list(parts), calls + 1
 
-    def _decoding(self, config: DecodeConfig) -> Decoding:
+    def _decoding(self, config: DecodeConfig, mask: CountMask | None) -> Decoding:
         """How cells advance."""
         fitted, lanes = self.fitted, self.fitted.lanes.to(self.device)
+        network: CausalDecoder | Masked = fitted.decoder
+        if mask is not None:
+            first = fitted.bins.first_count.to(self.device)
+            network = Masked(network=network, mask=mask.to(self.device), first_count=first)
         sampling = Sampling(temperature=config.temperature, top_p=config.top_p)
         if fitted.draft is not None and (length := fitted.draft_length(config)):
             return Speculative(
-                fitted.decoder, fitted.order, lanes, draft=fitted.draft,
+                network, fitted.order, lanes, draft=fitted.draft,
                 guessing=Guessing(length=length), sampling=sampling,
             )  # fmt: skip
-        way = DrawnOrder if fitted.order.drawn else KnownOrder
-        return way(fitted.decoder, fitted.order, lanes, sampling=sampling)
+        if fitted.order.drawn:
+            return DrawnOrder(fitted.decoder, fitted.order, lanes, sampling=sampling)
+        return KnownOrder(network, fitted.order, lanes, sampling=sampling)
 
     def prefilled(
         self, chunk: Sequence[tuple[CountTask, Sequence[int]]], set_size: int
@@ -282,6 +296,16 @@ class CausalSampler:
             log_mean=task.log_rate + size.log().float()[:, None],
             dispersion=task.dispersion.expand(len(rows), -1),
         )
+
+
+def _mask_of(chunk: Sequence[tuple[CountTask, Sequence[int]]], set_size: int) -> CountMask | None:
+    """Counts that the cells of some sets may have; None where all may have any."""
+    masks = [
+        task.mask[_cells_of(sets, set_size).flatten()]
+        for task, sets in chunk
+        if task.mask is not None
+    ]
+    return CountMask.join(masks) if len(masks) == len(chunk) else None
 
 
 def _cells_of(sets: Sequence[int], set_size: int) -> Int[Tensor, "sets cells"]:

@@ -63,8 +63,15 @@ class Wish:
 
     @classmethod
     def of(cls, constraints: object, ways: Ways) -> "Wish":
-        """Constraints as a user gives them: functions are verifiers."""
-        return cls(constraints=as_constraints(constraints), ways=ways)
+        """Constraints as a user gives them: functions are verifiers, None is none."""
+        given = () if constraints is None else as_constraints(constraints)
+        return cls(constraints=given, ways=ways)
+
+    def refuse_ways_alone(self) -> None:
+        """A way of enforcing that has nothing to enforce is a mistake."""
+        if self.ways is not None:
+            name, rule = "enforce", "says how to enforce constraints, and there are none"
+            raise ConfigError(name, self.ways, rule=rule)
 
     def bound(self, reference: Reference, *, n_cells: int) -> Rules:
         """The constraints for one context, checked, and how they are enforced."""
@@ -143,20 +150,22 @@ def respond_constrained(
     ]
     parts = [answer.run() for answer in answers]
     report = pd.concat([answer.report for answer in answers], ignore_index=True)
-    _warn(report)
+    warn_of(report)
     genes = fitted.vocabulary.registry.genes
     real = sorted({gene for answer in answers for gene in answer.real.nonzero()[:, 0].tolist()})
     return Constrained(
         drawn=parts,
         nfe=sum(answer.nfe for answer in answers),
         report=report,
-        course=_joined([(a.name, a.passed) for a in answers]),
-        tree=_joined([(a.name, tree_table(a.found)) for a in answers]),
+        course=joined_tables([(a.name, a.passed) for a in answers]),
+        tree=joined_tables(
+            [(a.name, tree_table(a.found.tree if a.found else [])) for a in answers]
+        ),
         real_valued=tuple(genes[number] for number in real),
     )
 
 
-def _warn(report: pd.DataFrame) -> None:
+def warn_of(report: pd.DataFrame) -> None:
     """Name every constraint that the cells do not obey; a search and guidance promise nothing."""
     for row in report[~report["satisfied"]].itertuples():
         logger.warning(
@@ -165,7 +174,8 @@ def _warn(report: pd.DataFrame) -> None:
         )
 
 
-def _joined(tables: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+def joined_tables(tables: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """The tables of several conditions, each line with its condition."""
     named = [table.assign(condition=name) for name, table in tables if len(table)]
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame({"condition": []})
 
@@ -192,9 +202,7 @@ def respond_with(
     """
     if wish.constraints:
         return respond_constrained(fitted, asked, wish, n_cells=n_cells, config=config, seed=seed)
-    if wish.ways is not None:
-        name, rule = "enforce", "says how to enforce constraints, and there are none"
-        raise ConfigError(name, wish.ways, rule=rule)
+    wish.refuse_ways_alone()
     drawn, nfe = fitted.respond(
         [one.condition for one in asked],
         [one.controls for one in asked],

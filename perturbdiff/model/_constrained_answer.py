@@ -32,7 +32,7 @@ from perturbdiff.model._constrained_report import (
     row_of,
     support,
 )
-from perturbdiff.model._fitted import Fitted, Recipe, Target
+from perturbdiff.model._fitted import Fitted, Recipe, Responding, Target
 from perturbdiff.model._questions import Controls
 from perturbdiff.model._response import ResponseCells, ResponsePlan
 
@@ -59,7 +59,7 @@ class Rules:
     ways: Enforcement
 
 
-def reference_of(fitted: Fitted, controls: Controls) -> Reference:
+def reference_of(fitted: Responding, controls: Controls) -> Reference:
     """What constraints are read against."""
     mean = torch.from_numpy(np.asarray(controls.summary.mean, dtype=np.float64))
     depth = torch.from_numpy(np.asarray(controls.cells.log1p.expm1().mean(0)).ravel())
@@ -212,7 +212,7 @@ class Answer:
     ) -> Candidates | None:
         """Sets found under guidance or by search; None where drawing again is enough."""
         cellwise = [b for b in hard if isinstance(b, Bounds) and b.per == "cell"]
-        cellwise = [b for b in cellwise if not _is_trivial(b)]
+        cellwise = [b for b in cellwise if not is_trivial(b)]
         searched = list(self.bounds) if self.ways.search is not None else []
         pulled = [b for b in self.bounds if b.differentiable] if self.ways.soft else []
         looked_at = [*cellwise, *searched, *pulled]
@@ -337,7 +337,7 @@ class Answer:
         self.report = pd.DataFrame(rows)[list(COLUMNS)]
 
 
-def _is_trivial(bound: Bounds) -> bool:
+def is_trivial(bound: Bounds) -> bool:
     """Whether counts obey anyhow: no bound but one at or below zero."""
     return bool((bound.lower <= 0).all() and bound.upper.isinf().all())
 

@@ -19,6 +19,7 @@ from perturbdiff.diffusion._samplers import network_calls
 from perturbdiff.guidance import CellValues, ClassifierFreeGuidance, Enforcement, wrap
 from perturbdiff.guidance._bounds import Bounds
 from perturbdiff.guidance._logic import Bound
+from perturbdiff.guidance._logits import judged
 from perturbdiff.guidance._search import Candidates, parted
 from perturbdiff.guidance._steering import ProjectionPull, SoftGuidance
 from perturbdiff.model._constrained_plan import of_genes
@@ -297,9 +298,7 @@ class LatentCourse:
     def _judged(self, candidates: Candidates) -> tuple[Tensor, Bool[Tensor, " sets"]]:
         """Energy of drawn counts, and whether they obey."""
         with torch.no_grad():
-            cells = self.reveal(candidates).drawn(candidates.state.x)
-            holds = torch.stack([bound.holds(cells).all(-1) for bound in self.bounds])
-            return self._energy(cells), holds.all(0)
+            return judged(self.bounds, self.reveal(candidates).drawn(candidates.state.x))
 
     def _energy(self, cells: CellValues) -> Tensor:
         return torch.stack([bound.energy(cells) for bound in self.bounds]).sum(0).double()

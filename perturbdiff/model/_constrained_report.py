@@ -17,7 +17,7 @@ from torch import Tensor
 from perturbdiff.guidance import CellValues
 from perturbdiff.guidance._bounds import Bounds
 from perturbdiff.guidance._logic import Bound, InState, Sized
-from perturbdiff.guidance._search import Found
+from perturbdiff.guidance._search import Node
 from perturbdiff.model._constrained_course import Passing
 from perturbdiff.prior import ConditionSummary
 
@@ -174,9 +174,9 @@ def course_table(passed: Sequence[Passing], texts: Sequence[str]) -> pd.DataFram
     return summed[columns]
 
 
-def tree_table(found: Found | None) -> pd.DataFrame:
+def tree_table(tree: Sequence[Node]) -> pd.DataFrame:
     """Every stretch that a search ran, and what it cost."""
     names = ["owner", "node", "parent", "first", "last", "calls", "energy", "satisfied", "kept"]
-    nodes = [] if found is None else [asdict(node) for node in found.tree]
+    nodes = [asdict(node) for node in tree]
     table = pd.DataFrame(nodes) if nodes else pd.DataFrame({name: [] for name in names})
     return table[names].rename(columns={"owner": "set"})

@@ -157,7 +157,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         times: Sequence[float] | None = None,
         sample: SampleConfig | None = None,
         missing_genes: Literal["refuse", "infer"] = "refuse",
-        constraints: Constraint | Verify | Sequence[Constraint | Verify] = (),
+        constraints: Constraint | Verify | Sequence[Constraint | Verify] | None = (),
         enforce: Ways = None,
     ) -> AnnData:
         """Predicted cells of every perturbation in every context.
@@ -184,7 +184,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             (``"infer"``): absent genes start from no counts, at the level of known contexts.
         constraints
             What the cells shall obey, one or several: :class:`~perturbdiff.AtLeast` and the like,
-            or functions of ``(log1p, genes)`` that judge them.
+            or functions of ``(log1p, genes)`` that judge them; ``None`` is none.
         enforce
             ``"soft"``, ``"hard"``, ``"best_of"``, ``"branch"``, ``"particles"``,
             ``"depth_first"``, settings of these, or several together; ``None`` is hard, and the

@@ -31,7 +31,7 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     decode: DecodeConfig | None = None,
     decoding: str | None = None,
     missing_genes: Literal["refuse", "infer"] = "refuse",
-    constraints: "Constraint | Verify | Sequence[Constraint | Verify]" = (),
+    constraints: "Constraint | Verify | Sequence[Constraint | Verify] | None" = (),
     enforce: "Ways" = None,
 ) -> AnnData:
     """Predict the cells of every perturbation in every context.
@@ -64,11 +64,12 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
         (``"infer"``).
     constraints
         What the cells shall obey, one or several: :class:`~perturbdiff.AtLeast` and the like, or
-        functions of ``(log1p, genes)`` that judge them.
+        functions of ``(log1p, genes)`` that judge them; ``None`` is none.
     enforce
         ``"soft"``, ``"hard"``, ``"best_of"``, ``"branch"``, ``"particles"``, ``"depth_first"``,
         settings of these such as :class:`~perturbdiff.Soft`, or several together; ``None`` is
-        hard, and the best of a few sets for what cannot be projected.
+        hard, and the best of a few sets for what cannot be projected. An autoregressive model
+        masks what is about one gene of one cell, and draws sets again for the rest.
 
     Returns
     -------
@@ -101,7 +102,7 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     }  # fmt: skip
     if missing_genes != "refuse":
         asked["missing_genes"] = missing_genes
-    unconstrained = isinstance(constraints, Sequence) and not constraints
+    unconstrained = constraints is None or (isinstance(constraints, Sequence) and not constraints)
     if not unconstrained or enforce is not None:
         asked |= {"constraints": constraints, "enforce": enforce}
     asked = {name: value for name, value in asked.items() if value is not None}

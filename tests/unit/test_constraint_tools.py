@@ -7,7 +7,8 @@ import torch
 
 import perturbdiff as ptd
 from perturbdiff._errors import ConfigError, UnknownKeyError
-from perturbdiff.guidance import CellValues, CountMask, Reference, best_draw
+from perturbdiff.guidance import CellValues, CountMask, Masked, Reference
+from perturbdiff.guidance._logits import judged, opened
 from perturbdiff.model import _fitted
 
 QUICK = ptd.SampleConfig(n_steps=3, set_size=16)
@@ -140,17 +141,51 @@ def test_masks_leave_the_bins_that_hold_allowed_counts(reference):
     assert mask.clamped(drawn).tolist() == [[2, 3, 0], [7, 14, 0]]
 
 
-def test_the_first_draw_that_obeys_is_taken(reference):
-    bound = ptd.AtLeast("A", 1.0, per="population").bind(reference)
+def test_a_mask_around_a_network_renormalises_what_is_left(reference):
+    class Even:
+        n_genes, n_bins = 3, 4
 
-    def cells(level):
-        return CellValues(
-            log1p=torch.full((4, 3), level, dtype=torch.float64),
-            library_size=torch.full((4,), 1e4, dtype=torch.float64),
-            number=torch.arange(4),
-        )
+        def decode(self, cache, said, **asked):
+            return said, (cache, asked)
 
-    number, energy = best_draw([bound], [cells(x) for x in (0.5, 1.2, 3.0)])
-    assert number == 1
-    assert energy.tolist() == [0.5, 0.0, 0.0]
-    assert best_draw([bound], [cells(x) for x in (0.2, 0.9, 0.5)])[0] == 1
+        def bin_logits(self, hidden, gene, cache):
+            return torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(*gene.shape, -1)
+
+    mask = CountMask.of(
+        [ptd.AtLeast("B", 1, scale="counts").bind(reference)], 1e4 * torch.ones(2), n_genes=3
+    )
+    masked = Masked(network=Even(), mask=mask, first_count=torch.arange(4))
+    gene = torch.tensor([[0, 1], [1, 2]])
+    share = masked.bin_logits(torch.zeros(2, 2, 5), gene, None).softmax(-1)
+    free, left = [0.1, 0.2, 0.3, 0.4], [0, 2 / 9, 3 / 9, 4 / 9]
+    torch.testing.assert_close(share, torch.tensor([[free, left], [left, free]]))
+    assert (masked.n_genes, masked.n_bins) == (3, 4)
+    assert masked.decode("cache", gene, reach=2)[1] == ("cache", {"reach": 2})
+    assert not mask.idle
+
+
+def test_sets_are_judged_by_all_of_their_bounds(reference):
+    bounds = [
+        ptd.AtLeast("A", 1.0, per="population").bind(reference),
+        ptd.AtMost("B", 2.0).bind(reference),
+    ]
+    level = torch.tensor([0.5, 1.2, 3.0], dtype=torch.float64)
+    cells = CellValues(
+        log1p=level[:, None, None].expand(3, 4, 3),
+        library_size=torch.full((3, 4), 1e4, dtype=torch.float64),
+        number=torch.arange(4).expand(3, 4),
+    )
+    energy, obeys = judged(bounds, cells)
+    assert energy.tolist() == [0.5, 0.0, 1.0]
+    assert obeys.tolist() == [False, True, False]
+
+
+def test_alternatives_stay_whole_where_everything_is_opened(reference):
+    either = ptd.Any([ptd.AtLeast("A", 1.0), ptd.AtLeast("B", 1.0)])
+    wish = ptd.All([either, ptd.Not(ptd.AtLeast("C", 2.0)), ptd.AtMost("B", 1.0)])
+    parts = opened([wish.bind(reference)])
+    assert [part.text for part in parts] == [
+        either.describe(), "not (C >= 2 log1p per cell)", "B <= 1 log1p per cell",
+    ]  # fmt: skip
+    mask = CountMask.of([wish.bind(reference)], 1e4 * torch.ones(1), n_genes=3)
+    assert [bound.text for bound in mask.rest] == [either.describe()]
