@@ -8,10 +8,10 @@ import typer
 
 from perturbdiff._constants import VERSION
 from perturbdiff._errors import ConfigError
-from perturbdiff.cli._files import DATASETS, check_out, known_dataset, read, write
+from perturbdiff.cli._files import DATASETS, check_out, known_dataset, read, read_wish, write
 from perturbdiff.cli._options import Config, Overrides, Overwrite, Seed, Verbose
 from perturbdiff.cli._runs import fitted, sampling, sampling_of, settings_of, tune
-from perturbdiff.cli._show import draw, plainly, say, show_scores
+from perturbdiff.cli._show import draw, plainly, say, show_constraints, show_scores
 from perturbdiff.config._labels import read_context, read_labels
 
 app = typer.Typer(
@@ -178,6 +178,17 @@ def predict(
     seed: Annotated[int, typer.Option(help="Seed of all noise.")] = 0,
     doses: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
     times: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
+    decoding: Annotated[
+        str | None,
+        typer.Option(help="Of a causal_baseline: raw counts as it says them, or transport."),
+    ] = None,
+    constraints: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON file of what must hold: a list such as [{"kind": "at_least", "gene": '
+            '"ISG15", "value": 2}], or {"constraints": [...], "enforce": "soft"}.'
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="File of the predicted cells.")] = Path(
         "predicted.h5ad"
     ),
@@ -194,6 +205,10 @@ def predict(
         settings = sampling(overrides)
         check_out(out, overwrite=overwrite)
         asked = None if contexts is None else [read_context(text) for text in contexts]
+        if decoding is not None:
+            settings["decoding"] = decoding
+        if constraints is not None:
+            settings |= read_wish(constraints)
         adata = None if data is None else read(data)
         tune()
         from perturbdiff.model import load
@@ -205,6 +220,8 @@ def predict(
         )  # fmt: skip
         write(pred, out)
         say(f"{pred.n_obs} cells of {pred.n_vars} genes are in {out}.")
+        if settings.get("constraints"):
+            show_constraints(pred)
 
 
 @app.command()

@@ -1,8 +1,9 @@
 """What a command reads and writes: files, and data sets by name."""
 
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perturbdiff._errors import ConfigError, UnknownKeyError
 
@@ -47,6 +48,33 @@ def known_dataset(name: str) -> None:
     if name not in DATASETS:
         where = "The list of data sets"
         raise UnknownKeyError(where, name, known=list(DATASETS))
+
+
+def read_wish(path: Path) -> dict[str, Any]:
+    """Constraints and how to enforce them, from a JSON file."""
+    from perturbdiff.guidance import from_json, way_from_json
+
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("constraints", str(path), rule="cannot be read") from error
+    except ValueError as error:
+        rule = f"is no JSON: {error}"
+        raise ConfigError("constraints", str(path), rule=rule) from None
+    if isinstance(entries, list):
+        entries = {"constraints": entries}
+    if not isinstance(entries, dict) or not isinstance(entries.get("constraints"), list):
+        rule = 'must hold a list of constraints, or {"constraints": [...], "enforce": ...}'
+        raise ConfigError("constraints", str(path), rule=rule)
+    for name in entries:
+        if name not in ("constraints", "enforce"):
+            raise UnknownKeyError(str(path), name, known=["constraints", "enforce"])
+    wish: dict[str, Any] = {"constraints": [from_json(one) for one in entries["constraints"]]}
+    ways = entries.get("enforce")
+    if ways is not None:
+        listed = ways if isinstance(ways, list) else [ways]
+        wish["enforce"] = [way_from_json(way) for way in listed]
+    return wish
 
 
 def write(adata: "AnnData", path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from perturbdiff._constants import CHOICE, LAST_CHECKPOINT
+from perturbdiff._constants import CHOICE, LAST_CHECKPOINT, UNS_KEY
 from perturbdiff._errors import PerturbDiffError
 from perturbdiff._logging import logger
 
@@ -100,6 +100,13 @@ def show_scores(pred: "AnnData") -> None:
     lacking = scores[scores["pearson_shift"].isna()].drop_duplicates("method")
     for method, reason in zip(lacking["method"], lacking["undefined"], strict=True):
         say(f"n/a {method}: {reason}")
+
+
+def show_constraints(pred: "AnnData") -> None:
+    """One line a constraint and condition: whether it holds, and what is left."""
+    for row in pred.uns[UNS_KEY]["constraints"].to_dict("records"):
+        left = "holds" if row["satisfied"] else f"is off by up to {row['violation']:.3g}"
+        say(f"{row['constraint']}: {left} ({row['method']}), {row['condition']}")
 
 
 def say(text: str) -> None:

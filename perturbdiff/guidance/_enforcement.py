@@ -4,13 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perturbdiff._errors import ConfigError, ConstraintError
+from perturbdiff.config._checks import finite_number, whole_number
 
 _REDRAWS = 16
-
-
-def _whole(name: str, value: int, least: int) -> None:
-    if value != int(value) or value < least:
-        raise ConfigError(name, value, rule=f"must be a whole number, at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +36,18 @@ class Soft:
     redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
-        if not self.strength >= 0:
+        if not finite_number("Soft.strength", self.strength) >= 0:
             raise ConfigError("Soft.strength", self.strength, rule="must be at least 0")
-        if not 0 <= self.window[0] < self.window[1] <= 1:
-            raise ConfigError("Soft.window", self.window, rule="must rise and lie in [0, 1]")
-        if not self.margin >= 0:
+        pair = isinstance(self.window, Sequence) and len(self.window) == 2
+        start, end = (
+            (finite_number("Soft.window", share) for share in self.window) if pair else (1.0, 0.0)
+        )
+        if not 0 <= start < end <= 1:
+            rule = "must be two shares of the run that rise and lie in [0, 1]"
+            raise ConfigError("Soft.window", self.window, rule=rule)
+        if not finite_number("Soft.margin", self.margin) >= 0:
             raise ConfigError("Soft.margin", self.margin, rule="must be at least 0")
-        _whole("Soft.redraws", self.redraws, 1)
+        whole_number("Soft.redraws", self.redraws, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Hard:
     resamples: int = 1
 
     def __post_init__(self) -> None:
-        _whole("Hard.resamples", self.resamples, 0)
+        whole_number("Hard.resamples", self.resamples, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,8 @@ class BestOf:
     redraws: int = 1
 
     def __post_init__(self) -> None:
-        _whole("BestOf.n", self.n, 1)
-        _whole("BestOf.redraws", self.redraws, 1)
+        whole_number("BestOf.n", self.n, least=1)
+        whole_number("BestOf.redraws", self.redraws, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +106,9 @@ class Branch:
     redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
-        _whole("Branch.k", self.k, 1)
-        _whole("Branch.share", self.share, 0)
-        _whole("Branch.redraws", self.redraws, 1)
+        whole_number("Branch.k", self.k, least=1)
+        whole_number("Branch.share", self.share, least=0)
+        whole_number("Branch.redraws", self.redraws, least=1)
 
     def cost(self, n_steps: int, *, heun: bool = False) -> float:
         """Network calls in units of one trajectory."""
@@ -141,13 +142,13 @@ class Particles:
     redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
-        _whole("Particles.n", self.n, 1)
-        _whole("Particles.redraws", self.redraws, 1)
-        if not self.temperature > 0:
+        whole_number("Particles.n", self.n, least=1)
+        whole_number("Particles.redraws", self.redraws, least=1)
+        if not finite_number("Particles.temperature", self.temperature) > 0:
             raise ConfigError("Particles.temperature", self.temperature, rule="must be above 0")
-        if not 0 <= self.resample_below <= 1:
+        name = "Particles.resample_below"
+        if not 0 <= finite_number(name, self.resample_below) <= 1:
             rule = "must be from 0 to 1"
-            name = "Particles.resample_below"
             raise ConfigError(name, self.resample_below, rule=rule)
 
 
@@ -173,10 +174,10 @@ class DepthFirst:
     redraws: int = _REDRAWS
 
     def __post_init__(self) -> None:
-        _whole("DepthFirst.budget", self.budget, 1)
-        _whole("DepthFirst.width", self.width, 1)
-        _whole("DepthFirst.levels", self.levels, 1)
-        _whole("DepthFirst.redraws", self.redraws, 1)
+        whole_number("DepthFirst.budget", self.budget, least=1)
+        whole_number("DepthFirst.width", self.width, least=1)
+        whole_number("DepthFirst.levels", self.levels, least=1)
+        whole_number("DepthFirst.redraws", self.redraws, least=1)
 
 
 Search = BestOf | Branch | Particles | DepthFirst

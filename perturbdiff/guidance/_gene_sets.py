@@ -99,11 +99,11 @@ class GeneSetShift(Constraint):
         return cls(kept, shift, relation=relation, per=per, name=name)
 
     def describe(self) -> str:
-        sign, what = SIGNS[self.relation], self.name or shown(tuple(self.genes))
+        sign, what = SIGNS[self.relation], self.name or shown(names_of(self.genes))
         return f"mean of {what} {sign} control {self.shift:+g} log1p per {self.per}"
 
     def bind(self, reference: Reference) -> Bounds:
-        columns = reference.columns(tuple(self.genes), who=self.describe())
+        columns = reference.columns(names_of(self.genes), who=self.describe())
         value = reference.control_log1p[columns].double().mean() + self.shift
         lower, upper = range_of(value.view(1, 1), self.relation)
         if float(upper) < 0:
@@ -200,9 +200,14 @@ class Observed(Constraint):
     def __post_init__(self) -> None:
         check_genes("Observed.genes", self.genes)
         check_choice("Observed.scale", self.scale, ("log1p", "counts"))
-        values = np.atleast_2d(np.asarray(self.values, dtype=np.float64))
-        if values.ndim != 2 or values.shape[1] != len(self.genes):
-            rule = f"needs one column for each of {counted(len(self.genes), 'gene')}"
+        try:
+            values = np.atleast_2d(np.asarray(self.values, dtype=np.float64))
+        except (TypeError, ValueError):
+            rule = "must be numbers, one a gene, or rows of as many"
+            raise ConfigError("Observed.values", self.values, rule=rule) from None
+        n_genes = len(names_of(self.genes))
+        if values.ndim != 2 or values.shape[1] != n_genes:
+            rule = f"needs one column for each of {counted(n_genes, 'gene')}"
             raise ConfigError("Observed.values", np.shape(self.values), rule=rule)
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ConfigError("Observed.values", "some", rule="must be finite and at least 0")
@@ -211,10 +216,10 @@ class Observed(Constraint):
         object.__setattr__(self, "values", values)
 
     def describe(self) -> str:
-        return f"{counted(len(self.genes), 'gene')} as observed ({self.scale})"
+        return f"{counted(len(names_of(self.genes)), 'gene')} as observed ({self.scale})"
 
     def bind(self, reference: Reference) -> Bounds:
-        columns = reference.columns(tuple(self.genes), who=self.describe())
+        columns = reference.columns(names_of(self.genes), who=self.describe())
         values = torch.from_numpy(self.values)
         return Bounds(
             text=self.describe(),

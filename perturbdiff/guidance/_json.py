@@ -100,7 +100,7 @@ def from_json(entries: Mapping[str, Any]) -> Constraint:
     if not isinstance(entries, Mapping) or "kind" not in entries:
         raise ConfigError("constraint", entries, rule="must be a mapping with a kind")
     name = entries["kind"]
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         where = "constraints"
         raise UnknownKeyError(where, str(name), known=list(KINDS))
     kind = KINDS[name]
@@ -111,6 +111,9 @@ def from_json(entries: Mapping[str, Any]) -> Constraint:
             within = f"constraint {name!r}"
             raise UnknownKeyError(within, key, known=known)
     if "members" in given:
+        if not isinstance(given["members"], list | tuple):
+            where = f"constraint {name!r}, members"
+            raise ConfigError(where, given["members"], rule="must be a list of constraints")
         given["members"] = tuple(from_json(member) for member in given["members"])
     if "member" in given:
         given["member"] = from_json(given["member"])
@@ -149,7 +152,12 @@ def way_from_json(entries: Mapping[str, Any] | str) -> Way:
     ------
     UnknownKeyError
         When a kind or a field is unknown.
+    ConfigError
+        When the entries are neither a name nor a mapping, or a value is wrong.
     """
+    if not isinstance(entries, str | Mapping):
+        rule = "must be the name of a way, or a mapping with a kind"
+        raise ConfigError("enforce", entries, rule=rule)
     given: dict[str, Any] = {"kind": entries} if isinstance(entries, str) else dict(entries)
     name = str(given.pop("kind", None))
     where = "ways of enforcing"
@@ -160,6 +168,6 @@ def way_from_json(entries: Mapping[str, Any] | str) -> Way:
         if key not in known:
             within = f"{where}, {name!r}"
             raise UnknownKeyError(within, key, known=known)
-    if "window" in given:
+    if isinstance(given.get("window"), list):
         given["window"] = tuple(given["window"])
     return NAMED[name](**given)

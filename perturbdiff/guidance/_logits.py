@@ -162,9 +162,15 @@ class Masked:
         """V."""
         return self.network.n_bins
 
-    def decode(self, cache: Any, *said: Tensor, **asked: Any) -> tuple[Tensor, Any]:
+    def decode(
+        self,
+        cache: Any,
+        said_gene: Int[Tensor, "cells positions"],
+        said_bin: Int[Tensor, "cells positions"],
+        **asked: Any,
+    ) -> tuple[Float[Tensor, "cells positions width"], Any]:
         """As the network inside."""
-        return self.network.decode(cache, *said, **asked)
+        return self.network.decode(cache, said_gene, said_bin, **asked)
 
     def bin_logits(
         self,

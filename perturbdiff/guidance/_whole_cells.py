@@ -9,12 +9,15 @@ import numpy as np
 import torch
 
 from perturbdiff._errors import ConfigError
+from perturbdiff.config._checks import finite_number
 from perturbdiff.guidance._bounds import Bounds
 from perturbdiff.guidance._constraints import (
     SIGNS,
     Constraint,
     Relation,
     check_choice,
+    check_genes,
+    names_of,
     range_of,
     shown,
 )
@@ -36,9 +39,12 @@ class LibrarySize(Constraint):
     at_most: float | None = None
 
     def __post_init__(self) -> None:
-        low, high = self._limits
+        for name in ("at_least", "at_most"):
+            if (value := getattr(self, name)) is not None:
+                finite_number(f"LibrarySize.{name}", value)
         if self.at_least is None and self.at_most is None:
             raise ConfigError("LibrarySize", None, rule="needs at_least or at_most")
+        low, high = self._limits
         if not (0 <= low <= high and high > 0):
             raise ConfigError("LibrarySize", (low, high), rule="at_least must not pass at_most")
 
@@ -71,11 +77,15 @@ class NonNegative(Constraint):
 
     genes: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        if self.genes is not None:
+            check_genes("NonNegative.genes", self.genes)
+
     def describe(self) -> str:
-        return "all genes >= 0" if self.genes is None else f"{shown(tuple(self.genes))} >= 0"
+        return "all genes >= 0" if self.genes is None else f"{shown(names_of(self.genes))} >= 0"
 
     def bind(self, reference: Reference) -> Bounds:
-        names = reference.genes if self.genes is None else tuple(self.genes)
+        names = reference.genes if self.genes is None else names_of(self.genes)
         columns = reference.columns(names, who=self.describe())
         lower = torch.zeros((1, len(columns)), dtype=torch.float64)
         return Bounds(
@@ -118,7 +128,7 @@ class StateFraction(Constraint):
 
     def __post_init__(self) -> None:
         check_choice("StateFraction.relation", self.relation, tuple(SIGNS))
-        if not 0 <= self.share <= 1:
+        if not 0 <= finite_number("StateFraction.share", self.share) <= 1:
             raise ConfigError("StateFraction.share", self.share, rule="must be from 0 to 1")
         if not isinstance(self.classifier, torch.nn.Module):
             if not hasattr(self.classifier, "classes_"):

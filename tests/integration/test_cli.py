@@ -1,5 +1,6 @@
 """The command line does what the API does, and refuses before it writes."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -105,9 +106,58 @@ def test_the_sibling_is_fitted_and_asked_alike(cells, tmp_path):
     np.testing.assert_array_equal(written.X.toarray(), same.X.toarray())
     assert run("score", out, "--reference", cells, "--out", table).exit_code == 0
     assert pd.read_csv(table)["method"].iloc[0] == "causal_baseline"
+    wish = tmp_path / "wish.json"
+    wish.write_text(json.dumps([{"kind": "at_least", "gene": written.var_names[0], "value": 2.0}]))
+    words += ["--overwrite", "--constraints", wish]
+    done = run(*words, "--decoding", "raw")
+    assert done.exit_code == 0, done.output
+    assert anndata.read_h5ad(out)[:, 0].X.toarray().min() >= 2.0 - 1e-6
+    done = run(*words, "--decoding", "transport")
+    assert done.exit_code == 2
+    assert "Use decoding='raw'" in done.stderr
+    words = words[:-2]
+    assert run(*words, "--decoding", "transport").exit_code == 0
+    assert anndata.read_h5ad(out).uns["perturbdiff"]["sampler"] == "autoregressive_transport"
     done = run(*words, "--overwrite", "--set", "sample.n_steps=4")
     assert done.exit_code == 2
     assert "CausalBaseline.predict has no 'sample'" in done.stderr
+
+
+def test_constraints_come_from_a_file_and_are_answered_for(cells, bundle, tmp_path):
+    gene = ptd.load(bundle).registry.genes[0]
+    wish, out = tmp_path / "wish.json", tmp_path / "predicted.h5ad"
+    wish.write_text(json.dumps([{"kind": "at_least", "gene": gene, "value": 2.0}]))
+    words = ["predict", cells, "--model", bundle, "--perturbations", "P1", "--n-cells", 20]
+    words += ["--contexts", "cell_type=T1", "--constraints", wish, "--out", out, "--overwrite"]
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    assert f"{gene} >= 2 log1p per cell: holds (hard)" in done.output
+    written = anndata.read_h5ad(out)
+    assert written[:, gene].X.toarray().min() >= 2.0 - 1e-6
+    report = written.uns["perturbdiff"]["constraints"]
+    assert report["satisfied"].all()
+
+    entry = {"kind": "fold_change", "gene": gene, "fold": 2.0, "relation": "at_least"}
+    ways = ["soft", {"kind": "best_of", "n": 2}]
+    wish.write_text(json.dumps({"constraints": [entry], "enforce": ways}))
+    assert run(*words).exit_code == 0
+    assert anndata.read_h5ad(out).uns["perturbdiff"]["constraints"]["method"][0] == "soft+best_of"
+
+    for text, says in [
+        ("{", "is no JSON"),
+        ('{"kind": "at_least"}', "must hold a list of constraints"),
+        ('[{"kind": "atleast"}]', "Did you mean 'at_least'?"),
+        ('{"constraints": [], "enforced": "soft"}', "Did you mean 'enforce'?"),
+        ('[{"kind": "at_least", "gene": "nowhere", "value": 1}]', "nowhere"),
+    ]:
+        wish.write_text(text)
+        done = run(*words)
+        assert done.exit_code == 2, done.output
+        assert says in done.stderr
+    wish.unlink()
+    done = run(*words)
+    assert done.exit_code == 2
+    assert "cannot be read" in done.stderr
 
 
 def test_score_writes_a_table_and_pictures_and_shows_a_summary(cells, predicted, tmp_path):
@@ -228,6 +278,13 @@ BAD = {
             "--set", "sample.n_step=9",
         ],
         "'n_steps'",
+    ),
+    "a decoding of the other kind": (
+        [
+            "predict", "{cells}", "--model", "{bundle}", "--perturbations", "P1",
+            "--decoding", "raw",
+        ],
+        "has no 'decoding'",
     ),
     "no control cells": (
         ["predict", "--model", "{bundle}", "--perturbations", "P1"],

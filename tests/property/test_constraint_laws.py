@@ -91,6 +91,13 @@ def test_no_constraints_are_free(model, simulated_cells, monkeypatch):
         ask(model, simulated_cells, [], "soft")
 
 
+def test_calls_are_those_that_this_answer_made(model, simulated_cells):
+    first, again = (ask(model, simulated_cells, None) for _ in range(2))
+    assert np.array_equal(counts(first), counts(again))
+    assert first.uns["perturbdiff"]["nfe"] > 0
+    assert again.uns["perturbdiff"]["nfe"] == 0  # the pilot's latent values are kept
+
+
 def test_a_soft_pull_without_strength_changes_nothing(model, simulated_cells, genes):
     plain = ask(model, simulated_cells)
     wish = [ptd.AtLeast(genes[0], 9.0, per="population")]

@@ -145,8 +145,8 @@ def test_a_mask_around_a_network_renormalises_what_is_left(reference):
     class Even:
         n_genes, n_bins = 3, 4
 
-        def decode(self, cache, said, **asked):
-            return said, (cache, asked)
+        def decode(self, cache, said_gene, said_bin, **asked):
+            return torch.zeros(2, 2, 5), (cache, said_gene is said_bin, asked)
 
         def bin_logits(self, hidden, gene, cache):
             return torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(*gene.shape, -1)
@@ -160,7 +160,7 @@ def test_a_mask_around_a_network_renormalises_what_is_left(reference):
     free, left = [0.1, 0.2, 0.3, 0.4], [0, 2 / 9, 3 / 9, 4 / 9]
     torch.testing.assert_close(share, torch.tensor([[free, left], [left, free]]))
     assert (masked.n_genes, masked.n_bins) == (3, 4)
-    assert masked.decode("cache", gene, reach=2)[1] == ("cache", {"reach": 2})
+    assert masked.decode("cache", gene, gene, reach=2)[1] == ("cache", True, {"reach": 2})
     assert not mask.idle
 
 

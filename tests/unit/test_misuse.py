@@ -153,9 +153,42 @@ CASES = {
         "fresh.predict(adata, **ask, constraints='ISG15')",
         "constraints = 'ISG15': must be constraints or functions, one or a list of them",
     ),
-    "no constraints at all": (
-        "fresh.predict(adata, **ask, constraints=None)",
-        "constraints = None: must be constraints or functions",
+    "a constraint as a number": (
+        "fresh.predict(adata, **ask, constraints=3)",
+        "constraints = 3: must be constraints or functions",
+    ),
+    "a library size in words": (
+        "ptd.LibrarySize('5')",
+        "LibrarySize.at_least = '5': must be a number",
+    ),
+    "measured values in words": (
+        "ptd.Observed(['g1'], ['high'])",
+        "Observed.values = ['high']: must be numbers",
+    ),
+    "a strength in words": ("ptd.Soft(strength='a')", "Soft.strength = 'a': must be a number"),
+    "a window in words": ("ptd.Soft(window='ab')", "Soft.window = 'a': must be a number"),
+    "a window of one end": ("ptd.Soft(window=0.5)", "Soft.window = 0.5: must be two shares"),
+    "part of a candidate": ("ptd.BestOf(n=2.5)", "BestOf.n = 2.5: must be a whole number"),
+    "a temperature in words": (
+        "ptd.Particles(temperature='warm')",
+        "Particles.temperature = 'warm': must be a number",
+    ),
+    "a share of a state in words": (
+        "ptd.StateFraction(None, 0, 'half')",
+        "StateFraction.share = 'half': must be a number",
+    ),
+    "non-negative numbers": ("ptd.NonNegative([1])", "NonNegative.genes = [1]: must be the name"),
+    "a way as a number": (
+        "ptd.guidance.way_from_json(3)",
+        "enforce = 3: must be the name of a way, or a mapping",
+    ),
+    "members as a number": (
+        "ptd.guidance.from_json({'kind': 'all', 'members': 3})",
+        "members = 3: must be a list of constraints",
+    ),
+    "a kind of no kind": (
+        "ptd.guidance.from_json({'kind': ['all']})",
+        "has no \"['all']\"",
     ),
     "a constraint on no gene": ("ptd.Unchanged([])", "Unchanged.genes = []: must be the name of"),
     "a value for no gene": ("ptd.AtLeast([], 1.0)", "AtLeast.gene = []: must be the name of"),
