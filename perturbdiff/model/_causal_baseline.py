@@ -25,8 +25,12 @@ from perturbdiff.model._constrained import Verify, Ways, Wish, with_exact_values
 from perturbdiff.model._constrained_answer import Asked
 from perturbdiff.model._network_predictor import NetworkPredictor
 from perturbdiff.model._predictor import answer, baseline_means, support, written_baselines
+from perturbdiff.model._quote_causal import causal_quote
+from perturbdiff.model._quote_points import causal_points
+from perturbdiff.model._quote_rest import Request
 from perturbdiff.model._saved import fitted_parts, prefixed, restore_shared, under
 from perturbdiff.model._training_data import prepare
+from perturbdiff.profiling import Quote, Subject
 from perturbdiff.train import CausalTask, TrainerOptions
 
 CAUSAL_TRAIN = TrainConfig(
@@ -238,6 +242,44 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
             },
         )
         return with_exact_values(pred, found)
+
+    def quote(
+        self,
+        adata: AnnData | None = None,
+        *,
+        n_cells: int = 256,
+        n_conditions: int = 1,
+        n_contexts: int = 1,
+        decode: DecodeConfig | None = None,
+        missing_genes: Literal["refuse", "infer"] = "refuse",
+    ) -> Quote:
+        """Time and memory of a raw prediction before it runs; how close it can be is in ``how``.
+
+        Parameters
+        ----------
+        adata, n_cells, n_conditions, n_contexts, missing_genes
+            As in :meth:`SetDiffusion.quote`.
+        decode
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        As that of :meth:`SetDiffusion.quote`.
+
+        Raises
+        ------
+        ConfigError
+            When a number makes no sense, or there are no control cells to measure on.
+        """
+        config = settings_of(DecodeConfig, "decode", decode)
+        request = Request.of(n_cells, n_conditions, n_contexts)
+        return causal_quote(
+            self, adata, request=request, config=config, missing_genes=missing_genes
+        )
+
+    def probe_points(self) -> Subject:
+        """Where :class:`~perturbdiff.profiling.Probe` goes around this model."""
+        return causal_points(self.fitted, self.kind)
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         fitted = self.fitted

@@ -12,6 +12,7 @@ from perturbdiff.model._fitted import Responding
 from perturbdiff.model._predictor import Predictor, controls_by_context, require_counts
 from perturbdiff.model._questions import Controls
 from perturbdiff.model._training_data import TrainingData
+from perturbdiff.profiling import Subject
 
 
 @runtime_checkable
@@ -118,6 +119,10 @@ class NetworkPredictor(Predictor, Generic[Learnt, Lesson, Task]):
             known=self.fitted.prior.conditions,
         )
         return [(condition, controls[condition.context]) for condition in question.conditions]
+
+    @abstractmethod
+    def probe_points(self) -> Subject:
+        """Where :class:`~perturbdiff.profiling.Probe` goes around this model."""
 
     @abstractmethod
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

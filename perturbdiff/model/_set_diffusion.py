@@ -1,6 +1,7 @@
 """The set diffusion model as a user holds it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import scipy.sparse as sp
@@ -26,8 +27,12 @@ from perturbdiff.model._fitted import Fitted
 from perturbdiff.model._learning import Lesson, finished, learn, prepare_lesson
 from perturbdiff.model._network_predictor import NetworkPredictor
 from perturbdiff.model._predictor import answer, baseline_means, support, written_baselines
+from perturbdiff.model._quote_diffusion import diffusion_quote
+from perturbdiff.model._quote_points import diffusion_points
+from perturbdiff.model._quote_rest import Request
 from perturbdiff.model._saved import diffusion_parts, restore_diffusion
 from perturbdiff.model._training_data import prepare
+from perturbdiff.profiling import Quote, Subject
 from perturbdiff.train import SetDiffusionTask, TrainerOptions
 from perturbdiff.train._checkpoint import check_kept
 from perturbdiff.train._task import run_settings
@@ -243,6 +248,58 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             },
         )
         return with_exact_values(pred, found)
+
+    def quote(
+        self,
+        adata: AnnData | None = None,
+        *,
+        n_cells: int = 256,
+        n_conditions: int = 1,
+        n_contexts: int = 1,
+        n_steps: int | None = None,
+        guidance_scale: float | None = None,
+        sample: SampleConfig | None = None,
+        missing_genes: Literal["refuse", "infer"] = "refuse",
+    ) -> Quote:
+        """Time and memory of a prediction before it runs, for a question not asked before.
+
+        The first quote on a machine times some calls and short predictions, for some seconds; what
+        they say is kept in the cache folder of the user.
+
+        Parameters
+        ----------
+        adata
+            File with the control cells, which the time depends on; ``None`` for those of the model.
+        n_cells
+            Cells of each condition.
+        n_conditions, n_contexts
+            Conditions in all, and the contexts that they are in.
+        n_steps, guidance_scale
+            In place of those of ``sample``.
+        sample, missing_genes
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        Seconds with a range, bytes, network calls, operations, and how they were derived.
+
+        Raises
+        ------
+        ConfigError
+            When a number makes no sense, or there are no control cells to measure on.
+        """
+        config = settings_of(SampleConfig, "sample", sample)
+        config = config if n_steps is None else replace(config, n_steps=n_steps)
+        if guidance_scale is not None:
+            config = replace(config, guidance_scale=guidance_scale)
+        request = Request.of(n_cells, n_conditions, n_contexts)
+        return diffusion_quote(
+            self, adata, request=request, config=config, missing_genes=missing_genes
+        )
+
+    def probe_points(self) -> Subject:
+        """Where :class:`~perturbdiff.profiling.Probe` goes around this model."""
+        return diffusion_points(self.fitted, self.kind)
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return diffusion_parts(self.fitted)

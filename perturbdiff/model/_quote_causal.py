@@ -1,0 +1,263 @@
+"""Quotes of the autoregressive model: calls of the network times what one takes, and the rest.
+
+How many calls a batch of cells takes is known beforehand only where every gene is said in a call of
+its own. With guesses it depends on how many of them the network shares, cell by cell; where genes
+are drawn, on how many genes of the fullest cell are not zero. So both are estimated, and the quote
+is looser than that of a diffusion model.
+"""
+
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from anndata import AnnData
+
+from perturbdiff.autoregressive import Speculative
+from perturbdiff.config import DecodeConfig
+from perturbdiff.model._causal_fitted import CELLS_AT_ONCE, CausalFitted, CountTask
+from perturbdiff.model._quote_diffusion import assembled
+from perturbdiff.model._quote_points import decoder_shape
+from perturbdiff.model._quote_rest import Request, own_controls, questions, rest_cost
+from perturbdiff.profiling import STEPS, Quote, Timing, Work, counted
+from perturbdiff.profiling._machine import (
+    best_seconds,
+    cache_file,
+    machine_names,
+    read_cache,
+    write_cache,
+)
+from perturbdiff.profiling._quote import expected_largest
+
+if TYPE_CHECKING:
+    from perturbdiff.model._causal_baseline import CausalBaseline
+
+_CELLS = (1, 4, 20, 90, 220)
+_REACHES = (0.1, 0.5, 1.0)  # share of the genes that was said
+_SECONDS_EACH = 0.04
+_MOST_CACHE = 2.5e8  # bytes of a cache that is timed
+_WATCHED = 24  # cells whose calls are counted
+_FIRST_GENES = 256  # of them
+
+
+class DecoderCost:
+    """Seconds, bytes and number of the calls of a decoder.
+
+    Parameters
+    ----------
+    fitted
+        Model.
+    task
+        A condition to time it on.
+    config
+        How cells are said.
+    """
+
+    def __init__(self, fitted: CausalFitted, task: CountTask, config: DecodeConfig) -> None:
+        self.fitted, self.task, self.config = fitted, task, config
+        self.shape = decoder_shape(fitted)
+        self.decoding = fitted.sampler._decoding(config, None)
+        self.n_genes = len(fitted.lanes)
+        found = self._known()
+        self.step = Timing.from_json(found["step"])
+        self.prefill = Timing.from_json(found["prefill"])
+        self.moved = [Work.from_json(each) for each in found["moved"]]
+        self.calls_each: list[float] = found["calls_each"]
+
+    def calls(self, n_cells: int) -> float:
+        """Calls until the last of the cells is done."""
+        if self.decoding.ends_on_time:
+            return float(self.n_genes)
+        return expected_largest(self.calls_each, n_cells)
+
+    def seconds(self, n_cells: int) -> float:
+        """Prefill and all calls for cells that are made together."""
+        return self.prefill((1.0, n_cells), (n_cells,)) + sum(
+            weight * self.step((1.0, n_cells, n_cells * reach), (n_cells, reach))
+            for weight, reach in self._course(n_cells)
+        )
+
+    def work(self, n_cells: int) -> Work:
+        """Of prefill and all calls."""
+        total = Work(operations=self.shape.prefill(1, n_cells))
+        fixed, each, further = self.moved
+        for weight, reach in self._course(n_cells):
+            moved = fixed + n_cells * each + (n_cells * reach) * further
+            operations = self.shape.step(n_cells, n_positions=self.decoding.stride, reach=reach)
+            total += weight * Work(**{**asdict(moved), "operations": operations})
+        return total
+
+    def _course(self, n_cells: int) -> list[tuple[float, int]]:
+        """Number of calls up to some reaches of the longest cell."""
+        calls = self.calls(n_cells)
+        last = self.n_genes if self.decoding.stride > 1 else min(self.n_genes, round(calls))
+        rising = min(calls, last / self.decoding.stride)  # then it stays at the last gene
+        parts, count = 8, self.decoding.stride
+        course = [
+            (rising / parts, max(count, round((number + 0.5) / parts * last)))
+            for number in range(parts)
+        ]
+        return [*course, (calls - rising, last)]
+
+    def _known(self) -> dict[str, Any]:
+        fitted = self.fitted
+        parameters = sorted({str(p.dtype) for p in fitted.decoder.parameters()})
+        weights = float(sum(p.double().abs().sum() for p in fitted.decoder.parameters()))
+        names = machine_names(fitted.sampler.device)
+        path = cache_file("decoder", *names, self.shape, parameters, self.config, weights)
+        if (known := read_cache(path)) is None:
+            known = self._measured()
+            write_cache(path, known)
+        return known
+
+    @torch.inference_mode()
+    def _measured(self) -> dict[str, Any]:
+        device = self.fitted.sampler.device
+        sizes = [n for n in _CELLS if n <= 4 or self.shape.cache_numbers(n) * 4 <= _MOST_CACHE]
+        stride = self.decoding.stride
+        reaches = sorted({max(stride, round(share * self.n_genes)) for share in _REACHES})
+        rows, took, prefills = [], [], []
+        for n_cells in sizes:
+            prefills.append(best_seconds(device, partial(self.cells, n_cells), _SECONDS_EACH))
+            cells = self.cells(n_cells)
+            for reach in reaches:
+                call = self.advancing(cells, reach)
+                rows.append((n_cells, reach))
+                took.append(best_seconds(device, call, _SECONDS_EACH))
+        step = Timing.fit([(1.0, n, n * r) for n, r in rows], rows, took)
+        prefill = Timing.fit([(1.0, n) for n in sizes], [(n,) for n in sizes], prefills)
+        return {
+            "step": step.to_json(),
+            "prefill": prefill.to_json(),
+            "moved": [work.to_json() for work in self.counted(reaches)],
+            "calls_each": self.watched(),
+        }
+
+    def cells(self, n_cells: int) -> Any:
+        """Cells of which nothing was said, prefilled."""
+        cache = self.fitted.sampler.prefilled([(self.task, [0])], n_cells)
+        keys = self.task.keys([0], DecodeConfig(set_size=n_cells), 0).flatten()
+        return self.decoding.begin(cache, keys.to(cache.keys.device))
+
+    def advancing(self, cells: Any, reach: int) -> Any:
+        """A call that says the last genes up to some reach."""
+        start = max(reach - self.decoding.stride, 0)
+
+        def call() -> None:
+            cells.position.fill_(start)
+            cells.done.zero_()
+            self.decoding.advance(cells, reach=reach)
+
+        return call
+
+    def counted(self, reaches: list[int]) -> list[Work]:
+        """Bytes of a call: fixed, a cell, and a cell and gene that was said."""
+        weights = [*self.fitted.decoder.parameters()]
+        near, far = reaches[0], reaches[-1]
+
+        def of(n_cells: int, reach: int) -> Work:
+            call = self.advancing(self.cells(n_cells), reach)
+            return counted(call, weights=weights).total
+
+        one, two, long = of(1, near), of(2, near), of(2, far)
+        further = (long + -1.0 * two) * (0.5 / max(far - near, 1))
+        each = two + -1.0 * one + (-1.0 * near) * further
+        return [one + -1.0 * each + (-1.0 * near) * further, each, further]
+
+    def watched(self) -> list[float]:
+        """Calls that each of some cells takes."""
+        if self.decoding.ends_on_time:
+            return [float(self.n_genes)]
+        cells = self.cells(_WATCHED)
+        if not isinstance(self.decoding, Speculative):
+            present = self.fitted.decoder.log_present(cells.cache.genes).exp().sum(1)
+            return [1.0 + value for value in present.tolist()]
+        wanted = min(_FIRST_GENES, self.n_genes)
+        n_calls, took, reach = 0, torch.zeros(_WATCHED), 0
+        while bool((cells.position < wanted).any()):
+            reach = min(reach + self.decoding.stride, self.n_genes)
+            took += (cells.position < wanted).cpu()
+            self.decoding.advance(cells, reach=reach)
+            n_calls += 1
+        said = cells.position.clamp_min(1).cpu().float()
+        calls: list[float] = (took * self.n_genes / said).tolist()
+        return calls
+
+
+def causal_quote(
+    model: "CausalBaseline",
+    adata: AnnData | None,
+    *,
+    request: Request,
+    config: DecodeConfig,
+    missing_genes: str,
+) -> Quote:
+    """Cost of cells that the decoder writes (``decoding="raw"``).
+
+    Parameters
+    ----------
+    model, adata, request, missing_genes
+        As for a quote of the diffusion model.
+    config
+        How cells are said.
+
+    Returns
+    -------
+    Seconds and memory.
+    """
+    fitted = model.fitted
+    file = own_controls(model) if adata is None else adata
+    size = min(config.set_size, request.cells)
+    rounded = Request(
+        contexts=request.contexts,
+        conditions=request.conditions,
+        cells=-(-request.cells // size) * size,
+    )
+    cost = DecoderCost(fitted, _task(model, file, missing_genes=missing_genes), config)
+    rest = rest_cost(
+        model, file, set_size=size, settings={"decode": config}, missing_genes=missing_genes
+    )
+    at_once = max(1, CELLS_AT_ONCE // size) * size
+    full, left = divmod(request.conditions * rounded.cells, at_once)
+    sizes = [(n, count) for n, count in ((at_once, full), (left, 1)) if n * count]
+    cache = cost.shape.cache_numbers(max(n for n, _ in sizes)) * 4
+    quote = assembled(
+        fitted,
+        network=(STEPS, sum(count * cost.seconds(n) for n, count in sizes), cost.step.spread),
+        work=sum((count * cost.work(n) for n, count in sizes), Work()),
+        rest=rest,
+        request=rounded,
+        network_calls=sum(count * (1 + cost.calls(n)) for n, count in sizes),
+        how=[_told(cost)],
+    )
+    return Quote(**{**vars(quote), "memory_bytes": max(quote.memory_bytes, 2.0 * cache)})
+
+
+def _task(model: "CausalBaseline", file: AnnData, *, missing_genes: str) -> CountTask:
+    """A condition of which control cells are in the file."""
+    labels, contexts, named = questions(model, file, missing_genes=missing_genes)
+    question = model._ask(file, labels[:1], contexts=contexts[:1], n_cells=1, **named)
+    condition, controls = model._with_controls_of(question)[0]
+    target = model.fitted.target(condition, controls)
+    n_cells = max(_CELLS)
+    return model.fitted.task(condition, controls, target, n_cells=n_cells, seed=0)
+
+
+def _told(cost: DecoderCost) -> str:
+    n_genes = cost.n_genes
+    if cost.decoding.ends_on_time:
+        why = f"One call a gene, {n_genes} whatever the cells are: the number is known."
+    elif isinstance(cost.decoding, Speculative):
+        least, most = min(cost.calls_each), max(cost.calls_each)
+        why = (
+            f"Guesses are kept or not by what the cells are: {n_genes} genes took some cells "
+            f"{least:.0f} to {most:.0f} calls, and a batch waits for its slowest; so the quote is "
+            "looser than that of a diffusion model, whose number of calls is known."
+        )
+    else:
+        why = (
+            "A cell is done when none of its genes is left but zeros: the number of calls is that "
+            "of the genes that are there in the fullest cell of a batch, which only the effect "
+            "prior's expectation stands for; so the quote is looser than that of a diffusion model."
+        )
+    return f"{why} Seconds of a call from calls timed on this machine; the rest from short runs."

@@ -1,0 +1,260 @@
+"""Seconds and memory of everything in a prediction but the network, measured on short predictions.
+
+Most of it is solving for the scale of count transport and drawing counts, which depends on the
+data, so it is measured on the model's own conditions and the very control cells. Each phase is
+
+    a + b · contexts + c · conditions + d · cells
+
+with coefficients of at least 0, fitted to relative errors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from anndata import AnnData
+from scipy.optimize import nnls
+
+from perturbdiff._errors import ConfigError
+from perturbdiff.config._checks import whole_number
+from perturbdiff.data import Condition
+from perturbdiff.model._fitted import PILOT_CELLS
+from perturbdiff.model._quote_points import twin_of
+from perturbdiff.model._reservoir import draw_reservoir, reservoir_file, reservoir_tensors
+from perturbdiff.profiling import CONDITION, PHASES, Phase, Probe, watching
+from perturbdiff.profiling._machine import cache_file, machine_names, read_cache, write_cache
+
+if TYPE_CHECKING:
+    from perturbdiff.model._network_predictor import NetworkPredictor
+
+_SEED = 1 << 40  # far from seeds that people choose
+_REPEATS = 2
+_CONTROLS = 512  # of each context, where a model was not given a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """How much is asked for: what the cost depends on."""
+
+    contexts: int
+    conditions: int
+    cells: int  # of each condition, whole sets
+
+    @classmethod
+    def of(cls, n_cells: object, n_conditions: object, n_contexts: object) -> "Request":
+        """As a user asks, checked.
+
+        Raises
+        ------
+        ConfigError
+            When one is no whole number of at least 1, or there are more contexts than conditions.
+        """
+        conditions = whole_number("n_conditions", n_conditions, least=1)
+        contexts = whole_number("n_contexts", n_contexts, least=1)
+        if contexts > conditions:
+            rule = f"must be at most n_conditions = {conditions}"
+            raise ConfigError("n_contexts", contexts, rule=rule)
+        cells = whole_number("n_cells", n_cells, least=1)
+        return cls(contexts=contexts, conditions=conditions, cells=cells)
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """What takes time."""
+        return 1.0, self.contexts, self.conditions, self.conditions * self.cells
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestCost:
+    """Coefficients by phase, and those of memory."""
+
+    seconds: dict[str, tuple[float, ...]]
+    memory: tuple[float, ...]
+    spread: float
+
+    def phases(self, request: Request) -> dict[str, float]:
+        """Seconds of each phase."""
+        return {name: float(np.dot(request.features, each)) for name, each in self.seconds.items()}
+
+    def memory_bytes(self, request: Request) -> float:
+        """Most bytes at once."""
+        return float(np.dot(request.features, self.memory))
+
+
+def own_controls(model: "NetworkPredictor[Any, Any, Any]") -> AnnData:
+    """Control cells that came with the model, or that it was fitted on.
+
+    Raises
+    ------
+    ConfigError
+        When there are none.
+    """
+    if model._reservoir is not None:
+        return model._reservoir
+    if model._controls is None:
+        rule = (
+            "this model has no control cells of its own, and the time depends on them; give a "
+            "file with those of the contexts, or load a model that was saved with include_controls"
+        )
+        raise ConfigError("adata", None, rule=rule)
+    kept = draw_reservoir(model._controls, _CONTROLS, seed=model.seed)
+    return reservoir_file(reservoir_tensors(kept, model.registry), model.registry)
+
+
+def questions(
+    model: "NetworkPredictor[Any, Any, Any]", file: AnnData, *, missing_genes: str
+) -> tuple[list[str], list[dict[str, str]], dict[str, Any]]:
+    """Perturbations and contexts that short predictions may ask for, and what else to name."""
+    registry, known = model.registry, model.fitted.prior.conditions
+    named: dict[str, Any] = {"missing_genes": missing_genes}
+    n_times = int(registry.time_key is not None)
+    numbers = known[0].numbers
+    if registry.dose_key is not None:
+        named["doses"] = [numbers[0]]
+    if n_times:
+        named["times"] = [numbers[-1]]
+    labels = list(dict.fromkeys(member for one in known for member in one.members))
+    found = model._ask(file, labels[:1], contexts=None, n_cells=1, **named)
+    return labels, _by_size(found.conditions, found.controls.controls(), registry), named
+
+
+def _by_size(
+    conditions: Sequence[Condition], rows: Mapping[tuple[str, ...], Any], registry: Any
+) -> list[dict[str, str]]:
+    """Contexts, those of middling size first."""
+    contexts = sorted({one.context for one in conditions}, key=lambda c: len(rows[c]))
+    middle = len(contexts) // 2
+    order = sorted(range(len(contexts)), key=lambda number: abs(number - middle))
+    keys = [vocabulary.key for vocabulary in registry.covariates]
+    return [dict(zip(keys, contexts[number], strict=True)) for number in order]
+
+
+def rest_cost(
+    model: "NetworkPredictor[Any, Any, Any]",
+    adata: AnnData | None,
+    *,
+    set_size: int,
+    settings: Mapping[str, Any],
+    missing_genes: str = "refuse",
+) -> RestCost:
+    """Measured now, or read where it was measured before on this machine.
+
+    Parameters
+    ----------
+    model
+        Fitted.
+    adata
+        File with control cells; ``None`` for the model's own.
+    set_size
+        Cells of a set.
+    settings
+        Sampling that makes the network's part short.
+    missing_genes
+        As in ``predict``.
+
+    Returns
+    -------
+    Coefficients.
+    """
+    file = own_controls(model) if adata is None else adata
+    names = (*machine_names("cpu"), model.checksum, *file.shape, set_size, missing_genes)
+    path = cache_file("rest", *names)
+    if (known := read_cache(path)) is not None:
+        return RestCost(
+            seconds={name: tuple(each) for name, each in known["seconds"].items()},
+            memory=tuple(known["memory"]),
+            spread=known["spread"],
+        )
+    runs = _Runs(model, file, settings=settings, missing_genes=missing_genes)
+    cost = runs.measured(set_size)
+    write_cache(path, {"seconds": cost.seconds, "memory": cost.memory, "spread": cost.spread})
+    return cost
+
+
+class _Runs:
+    """Short predictions of a copy of the model, so that nothing it keeps is touched."""
+
+    def __init__(
+        self,
+        model: "NetworkPredictor[Any, Any, Any]",
+        file: AnnData,
+        *,
+        settings: Mapping[str, Any],
+        missing_genes: str,
+    ) -> None:
+        self.model, self.file, self.settings = twin_of(model), file, settings
+        self.labels, self.contexts, self.named = questions(model, file, missing_genes=missing_genes)
+        self.number = self.answer_bytes = 0
+
+    def measured(self, set_size: int) -> RestCost:
+        """Coefficients from one run of each kind; the first is only to warm up."""
+        many = -(-(PILOT_CELLS + 1024) // set_size) * set_size
+        few = Request(contexts=1, conditions=1, cells=set_size)
+        asked = [few, replace(few, cells=many)]
+        if len(self.contexts) > 1:
+            n = min(4, len(self.contexts))
+            asked.append(replace(few, contexts=n, conditions=n))
+        if len(self.labels) > 1:
+            asked.append(replace(few, conditions=min(4, len(self.labels))))
+        self.seconds(few)
+        times = [self.seconds(one) for one in asked]
+        features = np.array([one.features for one in asked])
+        seconds = {
+            name: _solved(features, np.array([found[name] for found in times])) for name in times[0]
+        }
+        memory = np.array([self.peak(one) for one in asked], float)
+        whole = np.array([sum(found.values()) for found in times])
+        fitted = sum(features @ np.array(each) for each in seconds.values())
+        spread = float(np.abs(fitted / whole - 1).max())
+        return RestCost(seconds=seconds, memory=_solved(features, memory), spread=spread)
+
+    def seconds(self, request: Request) -> dict[str, float]:
+        """Least seconds of each phase, the network's calls taken out."""
+        runs = [self.run(request, Probe()) for _ in range(_REPEATS)]
+        best = min(runs, key=lambda probe: sum(p.outside_network for p in probe.phases.values()))
+        found = dict.fromkeys(PHASES, 0.0)
+        for name, phase in best.phases.items():
+            found[name] += phase.outside_network
+        return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+    def peak(self, request: Request) -> int:
+        """Most bytes of tensors at once, and the answer."""
+        probe = Probe()
+        with probe.counts(self.model.probe_points().weights) as counting:
+            self.run(request, probe)
+        return counting.peak_bytes + self.answer_bytes
+
+    def run(self, request: Request, probe: Probe) -> Probe:
+        """One prediction."""
+        self.number += 1
+        points = self.model.probe_points()
+        points.forget()
+        stages = [s for s in self.model.probe_points().stages if s.name != "remember"]
+        n_labels = request.conditions // request.contexts
+        with watching(probe, stages):
+            pred = probe.run(
+                lambda: self.model.predict(
+                    self.file,
+                    perturbations=self.labels[:n_labels],
+                    contexts=self.contexts[: request.contexts],
+                    n_cells=request.cells,
+                    seed=_SEED + self.number,
+                    **self.named,
+                    **self.settings,
+                )
+            )
+        self.answer_bytes = sum(
+            part.nbytes for x in (pred.X, pred.layers["counts"]) for part in
+            (x.data, x.indices, x.indptr)
+        )  # fmt: skip
+        probe.phases.setdefault(CONDITION, Phase())
+        return probe
+
+
+def _solved(features: np.ndarray, values: np.ndarray) -> tuple[float, ...]:
+    """Coefficients of at least 0 that meet the values with the least relative errors."""
+    scale = features.max(0)
+    floor = max(float(values.max()) * 1e-3, 1e-9)
+    weight = 1 / np.maximum(values, floor)
+    found, _ = nnls(features / scale * weight[:, None], values * weight)
+    return tuple((found / scale).tolist())

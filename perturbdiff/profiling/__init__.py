@@ -1,0 +1,47 @@
+"""What a prediction costs: probes, the machine's limits, quotes, and reports of them."""
+
+from perturbdiff.profiling._counting import Counting, counted
+from perturbdiff.profiling._machine import Machine, this_machine
+from perturbdiff.profiling._networks import DecoderShape, DenoiserShape
+from perturbdiff.profiling._probe import (
+    CONDITION,
+    CONTROL,
+    DENOISE,
+    GENES,
+    PHASES,
+    POST,
+    STEPS,
+    Phase,
+    Probe,
+    Stage,
+    watching,
+)
+from perturbdiff.profiling._quote import Quote
+from perturbdiff.profiling._subject import Profiled, Subject
+from perturbdiff.profiling._timing import Timing
+from perturbdiff.profiling._work import Work
+
+__all__ = [
+    "CONDITION",
+    "CONTROL",
+    "DENOISE",
+    "GENES",
+    "PHASES",
+    "POST",
+    "STEPS",
+    "Counting",
+    "DecoderShape",
+    "DenoiserShape",
+    "Machine",
+    "Phase",
+    "Probe",
+    "Profiled",
+    "Quote",
+    "Stage",
+    "Subject",
+    "Timing",
+    "Work",
+    "counted",
+    "this_machine",
+    "watching",
+]
