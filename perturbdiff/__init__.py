@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING
 from perturbdiff._constants import VERSION as __version__  # noqa: N811 - the usual name
 
 if TYPE_CHECKING:
-    from perturbdiff import config, data, guidance, metrics, model, pl, pp, prior, tl, train
+    from perturbdiff import (
+        config,
+        data,
+        guidance,
+        metrics,
+        model,
+        pl,
+        pp,
+        prior,
+        profiling,
+        serve,
+        tl,
+        train,
+    )
     from perturbdiff.config import (
         DecodeConfig,
         DecoderConfig,
@@ -60,7 +73,10 @@ if TYPE_CHECKING:
     )
     from perturbdiff.train import TrainerOptions
 
-_ROOMS = ("config", "data", "guidance", "metrics", "model", "pl", "pp", "prior", "tl", "train")
+_ROOMS = (
+    "config", "data", "guidance", "metrics", "model", "pl", "pp", "prior", "profiling",
+    "serve", "tl", "train",
+)  # fmt: skip
 _FROM = {
     "Registry": "perturbdiff.data",
     "TrainerOptions": "perturbdiff.train",
@@ -166,6 +182,8 @@ __all__ = [
     "pl",
     "pp",
     "prior",
+    "profiling",
+    "serve",
     "tl",
     "train",
 ]

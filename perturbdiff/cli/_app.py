@@ -10,7 +10,9 @@ from perturbdiff._constants import VERSION
 from perturbdiff._errors import ConfigError
 from perturbdiff.cli._files import DATASETS, check_out, known_dataset, read, read_wish, write
 from perturbdiff.cli._options import Config, Overrides, Overwrite, Seed, Verbose
+from perturbdiff.cli._profile import profile
 from perturbdiff.cli._runs import fitted, sampling, sampling_of, settings_of, tune
+from perturbdiff.cli._serve import serve
 from perturbdiff.cli._show import draw, plainly, say, show_constraints, show_scores
 from perturbdiff.config._labels import read_context, read_labels
 
@@ -272,6 +274,10 @@ def datasets(
         check_out(out, overwrite=overwrite)
         write(read(name), out)
         say(f"Written to {out}.")
+
+
+app.command()(profile)
+app.command()(serve)
 
 
 def main() -> None:

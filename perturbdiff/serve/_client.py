@@ -1,0 +1,334 @@
+"""Asking a server as one asks a model."""
+
+import base64
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from anndata import AnnData
+from tqdm import tqdm
+
+from perturbdiff._constants import UNS_KEY
+from perturbdiff._errors import (
+    BundleError,
+    ConfigError,
+    ConstraintError,
+    ExpressionError,
+    GeneError,
+    LabelError,
+    PerturbDiffError,
+    ScaleError,
+)
+from perturbdiff._optional import needed
+from perturbdiff.config import DecodeConfig, SampleConfig
+from perturbdiff.serve._formats import EVENTS, H5AD, from_h5ad, to_h5ad
+
+if TYPE_CHECKING:
+    from perturbdiff.guidance import Constraint
+    from perturbdiff.guidance._enforcement import Way
+
+_KINDS: dict[str, type[PerturbDiffError]] = {
+    kind.__name__: kind
+    for kind in (BundleError, ConstraintError, ExpressionError, GeneError, LabelError, ScaleError)
+}
+_BUSY = (429, 503)
+_LONGEST_WAIT_S = 60.0
+
+
+class ServerError(PerturbDiffError, RuntimeError):
+    """A server did not answer a question; ``status`` is that of HTTP.
+
+    Parameters
+    ----------
+    status
+        Of the answer.
+    detail
+        What the server says is wrong.
+    kind
+        Name of the error there.
+    """
+
+    def __init__(self, status: int, detail: str, *, kind: str = "") -> None:
+        said = f" ({kind})" if kind else ""
+        super().__init__(f"The server answered {status}{said}: {detail}")
+        self.status, self.kind = status, kind
+
+
+class Client:
+    """A server's model, as if it were here.
+
+    Parameters
+    ----------
+    url
+        Where ``perturbdiff serve`` listens, such as ``http://127.0.0.1:8000``.
+    api_key
+        Key, where the server wants one.
+    timeout_s
+        Seconds to wait for a server that says nothing.
+    retries
+        Times that a request is asked again when the server has too much to do.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 660.0,
+        retries: int = 8,
+    ) -> None:
+        httpx = needed("httpx", group="serve")
+        headers = {} if api_key is None else {"X-API-Key": api_key}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
+        self._retries = retries
+        self._about: dict[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the model knows: perturbations, contexts, genes, scale, limits; asked once.
+
+        Raises
+        ------
+        ServerError
+            When the server does not say.
+        """
+        if self._about is None:
+            self._about = json.loads(self._asked("GET", "/model").content)
+        return self._about
+
+    def predict(  # noqa: PLR0913 - each is something that a question may name
+        self,
+        adata: AnnData | None,
+        *,
+        perturbations: Sequence[str],
+        contexts: Sequence[Mapping[str, str]] | None = None,
+        n_cells: int = 256,
+        seed: int = 0,
+        doses: Sequence[float] | None = None,
+        times: Sequence[float] | None = None,
+        sample: SampleConfig | None = None,
+        decode: DecodeConfig | None = None,
+        decoding: str | None = None,
+        missing_genes: Literal["refuse", "infer"] = "refuse",
+        constraints: "Constraint | Sequence[Constraint]" = (),
+        enforce: "str | Way | Sequence[str | Way] | None" = None,
+        progress: bool = False,
+    ) -> AnnData:
+        """Predicted cells of every perturbation in every context.
+
+        Parameters
+        ----------
+        adata
+            File with control cells of the contexts; only those are sent. ``None`` where the served
+            model was saved with control cells of its own.
+        perturbations, contexts, n_cells, seed, doses, times, sample, decode, decoding
+            As in :func:`~perturbdiff.tl.predict`.
+        missing_genes, constraints, enforce
+            Likewise; constraints must be of the declared kinds, since functions are not sent.
+        progress
+            Show a progress bar.
+
+        Returns
+        -------
+        What :func:`~perturbdiff.tl.predict` returns.
+
+        Raises
+        ------
+        PerturbDiffError
+            What the model raises about the question: of the same class where that is told by
+            its message alone, else a :class:`ServerError`.
+        ConfigError
+            When a constraint has no form in JSON.
+        """
+        question: dict[str, Any] = {
+            "perturbations": [perturbations] if isinstance(perturbations, str) else perturbations,
+            "contexts": contexts,
+            "n_cells": n_cells,
+            "seed": seed,
+            "doses": doses,
+            "times": times,
+            "sample": None if sample is None else asdict(sample),
+            "decode": None if decode is None else asdict(decode),
+            "decoding": decoding,
+            "missing_genes": missing_genes,
+            "constraints": _constraints(constraints),
+            "enforce": _ways(enforce),
+            "control_cells": None if adata is None else self._controls(adata),
+        }
+        body = json.dumps(
+            {name: _plain(value) for name, value in question.items() if value is not None}
+        ).encode()
+        if progress:
+            return from_h5ad(self._followed(body))
+        return from_h5ad(self._asked("POST", "/predict", body, accept=H5AD).content)
+
+    def quote(
+        self,
+        *,
+        perturbations: Sequence[str],
+        contexts: Sequence[Mapping[str, str]] | None = None,
+        n_cells: int = 256,
+        seed: int = 0,
+        sample: SampleConfig | None = None,
+        adata: AnnData | None = None,
+    ) -> dict[str, float]:
+        """Seconds and memory that a prediction would take, and seconds of work before it.
+
+        Parameters
+        ----------
+        perturbations, contexts, n_cells, seed, sample, adata
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        ``seconds``, ``memory_bytes``, ``waiting_s`` and the parts of the seconds.
+        """
+        question: dict[str, Any] = {
+            "perturbations": perturbations,
+            "contexts": contexts,
+            "n_cells": n_cells,
+            "seed": seed,
+            "sample": None if sample is None else asdict(sample),
+            "control_cells": None if adata is None else self._controls(adata),
+        }
+        body = {name: _plain(value) for name, value in question.items() if value is not None}
+        found: dict[str, float] = self._asked("POST", "/quote", json.dumps(body).encode()).json()
+        return found
+
+    def _controls(self, adata: AnnData) -> str:
+        """Control cells of a file, without what the model does not read, in base64."""
+        if not isinstance(adata, AnnData):
+            raise ConfigError("adata", type(adata).__name__, rule="must be an AnnData, or None")
+        about = self.about
+        key, layer, size = about["perturbation_key"], about["layer"], about["library_size_key"]
+        if key in adata.obs:
+            adata = adata[np.isin(adata.obs[key].astype(str), about["control"])]
+        columns = [name for name in (key, *about["covariates"], size) if name in adata.obs]
+        kept = AnnData(
+            X=None if layer is not None and layer in adata.layers else adata.X,
+            obs=adata.obs[columns].copy(),
+            var=adata.var[[]].copy(),
+            layers={layer: adata.layers[layer]} if layer in adata.layers else None,
+        )
+        if (scale := adata.uns.get(UNS_KEY, {}).get("scale")) is not None:
+            kept.uns[UNS_KEY] = {"scale": scale}
+        return base64.b64encode(to_h5ad(kept)).decode()
+
+    def _asked(
+        self, method: str, path: str, body: bytes | None = None, *, accept: str = "*/*"
+    ) -> Any:
+        """The answer; asked again for as long as the server has too much to do."""
+        headers = {"Accept": accept, "Content-Type": "application/json"}
+        for turn in range(self._retries + 1):
+            answer = self._http.request(method, path, content=body, headers=headers)
+            if answer.status_code not in _BUSY or turn == self._retries:
+                break
+            time.sleep(_wait(answer.headers.get("Retry-After"), turn))
+        _check(answer.status_code, answer.content)
+        return answer
+
+    def _followed(self, body: bytes) -> bytes:
+        """The answer at the end of a stream, with a bar that shows how far it is."""
+        headers = {"Accept": EVENTS, "Content-Type": "application/json"}
+        for turn in range(self._retries + 1):
+            with self._http.stream("POST", "/predict", content=body, headers=headers) as stream:
+                if stream.status_code in _BUSY and turn < self._retries:
+                    wait = _wait(stream.headers.get("Retry-After"), turn)
+                else:
+                    if stream.status_code != 200:
+                        _check(stream.status_code, stream.read())
+                    return _shown(_events(stream.iter_lines()))
+            time.sleep(wait)
+        raise ServerError(503, "it has too much to do")
+
+
+def _shown(events: Iterator[tuple[str, dict[str, Any]]]) -> bytes:
+    with tqdm(unit="step") as bar:
+        for name, content in events:
+            if name == "progress":
+                bar.set_description(content["phase"])
+                bar.total, bar.n = content["of"], content["done"]
+                bar.refresh()
+            elif name == "answer":
+                return base64.b64decode(content["base64"])
+            else:
+                _raise(int(content["status"]), content)
+    raise ServerError(500, "the stream ended without an answer")
+
+
+def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Server-sent events of which each has one line of data."""
+    name = ""
+    for line in lines:
+        if line.startswith("event:"):
+            name = line.removeprefix("event:").strip()
+        elif line.startswith("data:"):
+            yield name, json.loads(line.removeprefix("data:"))
+
+
+def _wait(said: str | None, turn: int) -> float:
+    """Seconds to wait: what the server says, else more each time; not all shall return at once."""
+    seconds = float(said) if said is not None and said.isdigit() else 0.5 * 2.0**turn
+    return min(seconds, _LONGEST_WAIT_S) * random.uniform(0.8, 1.2)
+
+
+def _check(status: int, content: bytes) -> None:
+    if status == 200:
+        return
+    try:
+        said = json.loads(content)
+    except ValueError:
+        said = {"detail": content[:200].decode(errors="replace")}
+    _raise(status, said)
+
+
+def _raise(status: int, said: Mapping[str, Any]) -> None:
+    """The error that was raised there, where it can be made of its words."""
+    kind, detail = str(said.get("error", "")), str(said.get("detail", ""))
+    if kind in _KINDS:
+        raise _KINDS[kind](detail)
+    raise ServerError(status, detail, kind=kind)
+
+
+def _constraints(given: Any) -> list[dict[str, Any]] | None:
+    from perturbdiff.guidance import as_constraints  # noqa: PLC0415 - slow to import
+    from perturbdiff.guidance._json import to_json  # noqa: PLC0415
+
+    if isinstance(given, Sequence) and not given:
+        return None
+    return [to_json(one) for one in as_constraints(given)]
+
+
+def _ways(given: Any) -> Any:
+    from perturbdiff.guidance._json import way_to_json  # noqa: PLC0415
+
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Sequence):
+        return [_ways(one) for one in given]
+    return way_to_json(given)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and labels of NumPy and pandas as Python's own."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value

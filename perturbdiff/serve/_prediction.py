@@ -1,0 +1,217 @@
+"""One prediction on its way: sets that come back from the engine become counts, then an answer.
+
+N cells, G genes, K latent axes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from anndata import AnnData
+from torch import Tensor
+
+from perturbdiff._errors import ExpressionError
+from perturbdiff.config import SampleConfig
+from perturbdiff.model import _fitted
+from perturbdiff.model._fitted import Fitted, Recipe
+from perturbdiff.model._predictor import answer
+from perturbdiff.model._response import ResponseCells, ResponsePlan
+from perturbdiff.serve._reading import Reading
+
+SETS_A_BLOCK = 16  # drawn at a time, so that nobody holds a thread or dense counts for long
+PlanKey = tuple[object, ...]
+Draw = tuple[sp.csr_array, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Population:
+    """What the cells of one condition, seed and way of sampling are made from, solved."""
+
+    recipe: Recipe
+    pilot: Tensor
+    plan: ResponsePlan
+
+
+@dataclass(kw_only=True, eq=False)
+class Part:
+    """One condition of a prediction."""
+
+    place: int
+    recipe: Recipe
+    n_cells: int
+    population: Population | None = None
+    latent: dict[int, Tensor] = field(default_factory=dict)
+    drawn: dict[int, tuple[sp.csr_array, np.ndarray]] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)  # blocks that are being drawn
+    solving: bool = False
+
+    @property
+    def config(self) -> SampleConfig:
+        config = self.recipe.config
+        assert isinstance(config, SampleConfig)  # only the diffusion model comes here
+        return config
+
+    @property
+    def n_pilot(self) -> int:
+        """Sets that the population is solved on."""
+        return -(-_fitted.PILOT_CELLS // self.config.set_size)
+
+    @property
+    def n_wanted(self) -> int:
+        """Sets that are asked for."""
+        return -(-self.n_cells // self.config.set_size)
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.n_wanted // SETS_A_BLOCK)
+
+    @property
+    def key(self) -> PlanKey:
+        """Populations with the same key are the same."""
+        task = self.recipe.task
+        return task.condition, task.digest, self.recipe.seed, self.config
+
+    @property
+    def has_pilot(self) -> bool:
+        """Whether the sets that the population is solved on are there."""
+        return all(number in self.latent for number in range(self.n_pilot))
+
+    def sets(self, *, pilot: bool) -> range:
+        """Sets to be made: beyond the pilot, or with it."""
+        return range(0 if pilot else self.n_pilot, max(self.n_wanted, self.n_pilot * pilot))
+
+    def block(self, number: int) -> range:
+        """Sets of a block."""
+        return range(number * SETS_A_BLOCK, min((number + 1) * SETS_A_BLOCK, self.n_wanted))
+
+    def ready(self) -> list[int]:
+        """Blocks whose sets are all there, and that nobody draws yet."""
+        if self.population is None:
+            return []
+        left = (number for number in range(self.n_blocks) if number not in self.asked)
+        return [n for n in left if all(one in self.latent for one in self.block(n))]
+
+
+def begin(
+    fitted: Fitted,
+    reading: Reading,
+    known: Callable[[PlanKey], Population | None],
+    *,
+    n_cells: int,
+    config: SampleConfig,
+    seed: int,
+) -> list[Part]:
+    """The conditions of a prediction, each with its population where that is known.
+
+    Parameters
+    ----------
+    fitted
+        Model.
+    reading
+        What is asked.
+    known
+        Populations that were solved before.
+    n_cells, config, seed
+        How many, how to sample.
+
+    Returns
+    -------
+    One part a condition.
+    """
+    least = -(-max(_fitted.PILOT_CELLS, n_cells) // config.set_size) * config.set_size
+    parts = []
+    asked = zip(reading.conditions, reading.controls, reading.targets, strict=True)
+    for place, (condition, controls, target) in enumerate(asked):
+        old = known((condition, controls.digest, seed, config))
+        if old is not None and len(old.recipe.task.partners) >= least:
+            recipe = old.recipe
+        else:
+            task = fitted.task(condition, controls, target, n_cells=least, seed=seed)
+            recipe = Recipe(task=task, controls=controls, target=target, config=config, seed=seed)
+        part = Part(place=place, recipe=recipe, n_cells=n_cells)
+        if old is not None:
+            accept(part, old)
+        parts.append(part)
+    return parts
+
+
+def accept(part: Part, population: Population) -> None:
+    """Take over a population that was solved, with its pilot."""
+    part.population = population
+    part.latent |= dict(enumerate(population.pilot[: part.n_wanted]))
+
+
+def solve(fitted: Fitted, part: Part) -> Population:
+    """Solve the population of a part whose pilot is there."""
+    pilot = torch.stack([part.latent[number] for number in range(part.n_pilot)])
+    require_finite(pilot)
+    pilot, plan = fitted._solve(part.recipe, pilot)
+    return Population(recipe=part.recipe, pilot=pilot, plan=plan)
+
+
+def draw(
+    fitted: Fitted, part: Part, number: int, *, lanes: Tensor
+) -> tuple[sp.csr_array, np.ndarray]:
+    """Counts and library sizes of a block of sets.
+
+    Raises
+    ------
+    ExpressionError
+        When what the network made is not finite.
+    """
+    assert part.population is not None  # a block is ready only then
+    sets, config = part.block(number), part.config
+    latent = torch.stack([part.latent[one] for one in sets])
+    require_finite(latent)
+    task, controls = part.recipe.task, part.recipe.controls
+    first = sets.start * config.set_size
+    rows = task.partners[first : first + len(sets) * config.set_size]
+    cells = ResponseCells.make(
+        fitted.codec.deviation(latent.flatten(0, 1)).double().cpu(),
+        controls.counts(rows),
+        controls.library_size(rows),
+        keys=task.keys(sets, config, part.recipe.seed).flatten(),
+        lanes=lanes,
+    )
+    n_left = part.n_cells - first
+    counts = part.population.plan.draw(cells)[:n_left]
+    return sp.csr_array(counts.round().numpy()), cells.library_size[:n_left].numpy()
+
+
+def require_finite(latent: Tensor) -> None:
+    """Refuse cells that are no numbers.
+
+    Raises
+    ------
+    ExpressionError
+        When a value is not finite.
+    """
+    if not bool(torch.isfinite(latent).all()):
+        msg = "The model made cells that are no finite numbers, so there is no answer."
+        raise ExpressionError(msg)
+
+
+def assembled(reading: Reading, parts: Sequence[Part], *, nfe: int) -> AnnData:
+    """The answer, as the model's own ``predict`` gives it."""
+    model, config, seed = reading.model, parts[0].config, parts[0].recipe.seed
+    joined = [[part.drawn[number] for number in range(part.n_blocks)] for part in parts]
+    return answer(
+        [sp.csr_array(sp.vstack([counts for counts, _ in one], format="csr")) for one in joined],
+        [np.concatenate([size for _, size in one]) for one in joined],
+        model.registry,
+        conditions=reading.conditions,
+        set_size=config.set_size,
+        provenance={
+            "model": model.kind,
+            "bundle_checksum": model.checksum,
+            "seed": seed,
+            "sampler": config.sampler,
+            "n_steps": config.n_steps,
+            "nfe": nfe,
+            "guidance_scale": config.guidance_scale,
+            "constraint_violation": 0.0,
+            **reading.notes,
+        },
+    )

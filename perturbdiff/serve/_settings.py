@@ -1,0 +1,108 @@
+"""Settings of a server."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+from perturbdiff._errors import ConfigError
+from perturbdiff.config._checks import Settings, whole_number
+from perturbdiff.config._runs import shipped_configs
+from perturbdiff.config._yaml import from_mapping, read_yaml, with_overrides
+
+HOSTS = ("0.0.0.0", "127.0.0.1", "::")  # what the engine can listen on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Settings):
+    """How a saved model is served.
+
+    Parameters
+    ----------
+    host, port
+        Where to listen.
+    accelerator, devices
+        ``"cpu"``, ``"cuda"`` or ``"auto"``, and how many of them; 0 is all.
+    workers_per_device, api_servers, threads
+        Processes that compute, processes that speak HTTP, and threads of each computing process.
+    desk_threads
+        Threads of a worker that read questions, solve and draw beside the denoising.
+    n_sets
+        Most sets in a denoising batch.
+    max_body_mb
+        Largest request in millions of bytes; looked at before anything is parsed.
+    max_cells, max_set_steps
+        Most cells of a request over all its conditions, and most steps of sets of 32 cells.
+    max_requests, max_wait_s
+        Requests in the house at a time, and seconds of work that may wait; beyond is a 429.
+    deadline_s
+        Seconds after which a request is given up, unless it asks for fewer.
+    grace_s
+        Seconds that running requests get after SIGTERM.
+    cached_controls, cached_plans
+        Contexts whose control cells stay read and encoded, and populations that stay solved.
+    """
+
+    section: ClassVar[str] = "serve"
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    accelerator: str = "auto"
+    devices: int = 0
+    workers_per_device: int = 1
+    api_servers: int = 1
+    threads: int = 1
+    desk_threads: int = 2
+    n_sets: int = 64
+    max_body_mb: float = 100.0
+    max_cells: int = 200_000
+    max_set_steps: int = 200_000
+    max_requests: int = 256
+    max_wait_s: float = 120.0
+    deadline_s: float = 600.0
+    grace_s: float = 30.0
+    cached_controls: int = 64
+    cached_plans: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in {"host": HOSTS, "accelerator": ("cpu", "cuda", "auto")}.items():
+            if getattr(self, name) not in known:
+                place, rule = f"serve.{name}", f"must be one of {', '.join(known)}"
+                raise ConfigError(place, getattr(self, name), rule=rule)
+        if not 1024 <= self.port <= 65535:
+            raise ConfigError("serve.port", self.port, rule="must be 1024 to 65535")
+        for one in fields(self):
+            place, value = f"serve.{one.name}", getattr(self, one.name)
+            if isinstance(value, float) and not value > 0:
+                raise ConfigError(place, value, rule="must be above 0")
+            if isinstance(value, int):
+                whole_number(place, value, least=0 if one.name == "devices" else 1)
+
+
+def load_serve_config(
+    source: str | Path | None = None, *, overrides: tuple[str, ...] = ()
+) -> ServeConfig:
+    """Settings of a server, from a file or from one that ships with the package.
+
+    Parameters
+    ----------
+    source
+        Path of a YAML file, the name of a shipped one (such as ``standard``), or ``None``.
+    overrides
+        Texts such as ``port=9000``.
+
+    Returns
+    -------
+    Checked settings.
+
+    Raises
+    ------
+    UnknownKeyError, ConfigError
+        When a name, file or value is wrong.
+    """
+    settings = {}
+    if source is not None:
+        path = Path(source)
+        named = shipped_configs() / "serve" / f"{source}.yaml"
+        settings = read_yaml(path if path.suffix or not named.is_file() else named)
+    return from_mapping(ServeConfig, with_overrides(settings, overrides), where="serve")
