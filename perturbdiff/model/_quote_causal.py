@@ -6,7 +6,7 @@ are drawn, on how many genes of the fullest cell are not zero. So both are estim
 is looser than that of a diffusion model.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,21 @@ from anndata import AnnData
 
 from perturbdiff.autoregressive import Speculative
 from perturbdiff.config import DecodeConfig
-from perturbdiff.model._causal_fitted import CELLS_AT_ONCE, CausalFitted, CountTask
+from perturbdiff.model._causal_fitted import (
+    CELLS_AT_ONCE,
+    CausalFitted,
+    CountTask,
+    _cells_of,
+)
 from perturbdiff.model._quote_diffusion import assembled
 from perturbdiff.model._quote_points import decoder_shape
 from perturbdiff.model._quote_rest import Request, own_controls, questions, rest_cost
 from perturbdiff.profiling import STEPS, Quote, Timing, Work, counted
 from perturbdiff.profiling._machine import (
-    best_seconds,
     cache_file,
     machine_names,
     read_cache,
+    typical_seconds,
     write_cache,
 )
 from perturbdiff.profiling._quote import expected_largest
@@ -118,12 +123,12 @@ class DecoderCost:
         reaches = sorted({max(stride, round(share * self.n_genes)) for share in _REACHES})
         rows, took, prefills = [], [], []
         for n_cells in sizes:
-            prefills.append(best_seconds(device, partial(self.cells, n_cells), _SECONDS_EACH))
+            prefills.append(typical_seconds(device, partial(self.cells, n_cells), _SECONDS_EACH))
             cells = self.cells(n_cells)
             for reach in reaches:
                 call = self.advancing(cells, reach)
                 rows.append((n_cells, reach))
-                took.append(best_seconds(device, call, _SECONDS_EACH))
+                took.append(typical_seconds(device, call, _SECONDS_EACH))
         step = Timing.fit([(1.0, n, n * r) for n, r in rows], rows, took)
         prefill = Timing.fit([(1.0, n) for n in sizes], [(n,) for n in sizes], prefills)
         return {
@@ -179,8 +184,8 @@ class DecoderCost:
             took += (cells.position < wanted).cpu()
             self.decoding.advance(cells, reach=reach)
             n_calls += 1
-        said = cells.position.clamp_min(1).cpu().float()
-        calls: list[float] = (took * self.n_genes / said).tolist()
+        times = self.n_genes / wanted  # means grow with the genes, spreads with their root
+        calls: list[float] = (took.mean() * times + (took - took.mean()) * times**0.5).tolist()
         return calls
 
 
@@ -215,8 +220,9 @@ def causal_quote(
     )
     cost = DecoderCost(fitted, _task(model, file, missing_genes=missing_genes), config)
     rest = rest_cost(
-        model, file, set_size=size, settings={"decode": config}, missing_genes=missing_genes
-    )
+        model, file, set_size=size, settings={"decode": replace(config, set_size=size)},
+        missing_genes=missing_genes, shorten=_silenced,
+    )  # fmt: skip
     at_once = max(1, CELLS_AT_ONCE // size) * size
     full, left = divmod(request.conditions * rounded.cells, at_once)
     sizes = [(n, count) for n, count in ((at_once, full), (left, 1)) if n * count]
@@ -231,6 +237,23 @@ def causal_quote(
         how=[_told(cost)],
     )
     return Quote(**{**vars(quote), "memory_bytes": max(quote.memory_bytes, 2.0 * cache)})
+
+
+def _silenced(fitted: Any) -> None:
+    """Let the sampler answer with the counts of the partners, at once."""
+
+    def counts(tasks: Any, sets: Any, config: DecodeConfig, *, seed: int) -> tuple[list[Any], int]:
+        del seed
+        rows = [
+            task.partners[_cells_of(each, config.set_size)]
+            for task, each in zip(tasks, sets, strict=True)
+        ]
+        return [
+            task.controls.counts(row.flatten()).view(*row.shape, -1)
+            for task, row in zip(tasks, rows, strict=True)
+        ], 0
+
+    fitted.sampler.counts = counts
 
 
 def _task(model: "CausalBaseline", file: AnnData, *, missing_genes: str) -> CountTask:

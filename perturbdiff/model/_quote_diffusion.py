@@ -21,10 +21,10 @@ from perturbdiff.model._quote_rest import Request, RestCost, rest_cost
 from perturbdiff.model._sampling import SETS_AT_ONCE
 from perturbdiff.profiling import DENOISE, Quote, Timing, Work, counted, this_machine
 from perturbdiff.profiling._machine import (
-    best_seconds,
     cache_file,
     machine_names,
     read_cache,
+    typical_seconds,
     write_cache,
 )
 
@@ -80,7 +80,7 @@ class DenoiserCost:
         one = self.shape.denoise(1, self.set_size)
         sizes = [n for n in _SETS if n <= 2 or n * one <= _MOST_OPERATIONS]
         calls = [self.call(n_sets) for n_sets in sizes]
-        took = [best_seconds(self.fitted.sampler.device, call, _SECONDS_EACH) for call in calls]
+        took = [typical_seconds(self.fitted.sampler.device, call, _SECONDS_EACH) for call in calls]
         timing = Timing.fit([(1.0, n) for n in sizes], [(n,) for n in sizes], took)
         first, second = (
             counted(call, weights=self.fitted.denoiser.parameters()).total for call in calls[:2]

@@ -8,7 +8,7 @@ data, so it is measured on the model's own conditions and the very control cells
 with coefficients of at least 0, fitted to relative errors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,7 @@ def rest_cost(
     set_size: int,
     settings: Mapping[str, Any],
     missing_genes: str = "refuse",
+    shorten: Callable[[Any], None] = lambda fitted: None,
 ) -> RestCost:
     """Measured now, or read where it was measured before on this machine.
 
@@ -151,6 +152,8 @@ def rest_cost(
         Sampling that makes the network's part short.
     missing_genes
         As in ``predict``.
+    shorten
+        What else to do to the copy of the fitted model that is run.
 
     Returns
     -------
@@ -165,7 +168,7 @@ def rest_cost(
             memory=tuple(known["memory"]),
             spread=known["spread"],
         )
-    runs = _Runs(model, file, settings=settings, missing_genes=missing_genes)
+    runs = _Runs(model, file, settings=settings, missing_genes=missing_genes, shorten=shorten)
     cost = runs.measured(set_size)
     write_cache(path, {"seconds": cost.seconds, "memory": cost.memory, "spread": cost.spread})
     return cost
@@ -181,8 +184,10 @@ class _Runs:
         *,
         settings: Mapping[str, Any],
         missing_genes: str,
+        shorten: Callable[[Any], None],
     ) -> None:
         self.model, self.file, self.settings = twin_of(model), file, settings
+        self.shorten = shorten
         self.labels, self.contexts, self.named = questions(model, file, missing_genes=missing_genes)
         self.number = self.answer_bytes = 0
 
@@ -229,6 +234,7 @@ class _Runs:
         self.number += 1
         points = self.model.probe_points()
         points.forget()
+        self.shorten(self.model.fitted)
         stages = [s for s in self.model.probe_points().stages if s.name != "remember"]
         n_labels = request.conditions // request.contexts
         with watching(probe, stages):

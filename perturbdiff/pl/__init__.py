@@ -3,5 +3,6 @@
 from perturbdiff.pl._constraints import constraints
 from perturbdiff.pl._embedding import embedding
 from perturbdiff.pl._response import response
+from perturbdiff.pl._roofline import roofline
 
-__all__ = ["constraints", "embedding", "response"]
+__all__ = ["constraints", "embedding", "response", "roofline"]

@@ -176,22 +176,28 @@ def machine_names(device: torch.device | str) -> tuple[str, int, str, str]:
     return device_name(device), torch.get_num_threads(), precision, str(torch.__version__)
 
 
-def best_seconds(device: torch.device, work: Callable[[], Any], seconds: float) -> float:
-    """Least time of one run, over as many as fit into some seconds but three at least.
+def run_seconds(device: torch.device, work: Callable[[], Any], seconds: float) -> list[float]:
+    """Times of single runs, shortest first: as many as fit into some seconds, three at least.
 
-    The least is what the machine does when nothing else disturbs it.
+    The shortest is what the machine does when nothing disturbs it, the middle one what to expect.
     """
     work()
-    best, began, n_runs = float("inf"), time.perf_counter(), 0
-    while n_runs < 3 or time.perf_counter() - began < seconds:
+    took, began = [], time.perf_counter()
+    while len(took) < 3 or time.perf_counter() - began < seconds:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best, n_runs = min(best, time.perf_counter() - start), n_runs + 1
-    return best
+        took.append(time.perf_counter() - start)
+    return sorted(took)
+
+
+def typical_seconds(device: torch.device, work: Callable[[], Any], seconds: float) -> float:
+    """Median time of a run."""
+    took = run_seconds(device, work, seconds)
+    return took[len(took) // 2]
 
 
 def _rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float | None:
@@ -200,7 +206,7 @@ def _rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float | N
     for size in _SIZES:
         try:
             one = _square(size, dtype, device)
-            took = best_seconds(device, one, seconds)
+            took = run_seconds(device, one, seconds)[0]
         except (RuntimeError, NotImplementedError):
             return best
         best = max(best or 0.0, product(size, size, size) / took)
@@ -223,7 +229,7 @@ def _square(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[],
 def _bandwidth(device: torch.device, seconds: float) -> float:
     source = torch.ones(_COPY_BYTES // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / best_seconds(device, lambda: target.copy_(source), seconds)
+    return 2 * _COPY_BYTES / run_seconds(device, lambda: target.copy_(source), seconds)[0]
 
 
 # What was measured is kept for the next process

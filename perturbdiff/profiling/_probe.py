@@ -95,7 +95,7 @@ class Probe:
         self.seconds = 0.0
         self.counting: Counting | None = None
         self._stack = [CONDITION]
-        self._began = self._last = 0.0
+        self._began = self._last = self._opened = 0.0
 
     @property
     def phase(self) -> str:
@@ -135,15 +135,26 @@ class Probe:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._began = self._last = time.perf_counter()
+        self._opened = 0.0
         out = work()
-        self.seconds += self._look() - self._began
+        end = self._look() - self._began
+        self._close(end)
+        self.seconds += end
         return out
+
+    def _close(self, end: float) -> None:
+        """Write down the outermost phase, which no stage stands for."""
+        if end > self._opened:
+            name = self.phase
+            self.spans.append(Span(name=name, begin=self._opened, seconds=end - self._opened))
 
     def watched(self, stage: Stage, call: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, with its time and its work on record."""
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            begin = self._look()
+            begin, outermost = self._look(), len(self._stack) == 1
+            if outermost:
+                self._close(begin - self._began)
             self._stack.append(stage.phase or self.phase)
             try:
                 if stage.cache is not None:
@@ -156,6 +167,8 @@ class Probe:
                 name = self._stack.pop()
                 if stage.then is not None:
                     self._stack[-1] = stage.then
+                if outermost:
+                    self._opened = end - self._began
             if stage.network:
                 self._of(name).network_seconds += end - begin
                 self._of(name).network_calls += 1

@@ -45,7 +45,9 @@ class Subject:
 class Profiled(Protocol):
     """A predictor that can be profiled."""
 
-    def predict(self, adata: Any = None, *, perturbations: Sequence[str]) -> Any:
+    def predict(
+        self, adata: Any = None, *, perturbations: Sequence[str], n_cells: int = 256, seed: int = 0
+    ) -> Any:
         """Predicted cells."""
         ...
 

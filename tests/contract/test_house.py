@@ -101,7 +101,9 @@ def test_functions_are_documented(room):
 def test_tools_take_an_anndata_first(room):
     offered = functions(room)
     assert offered
-    for function in offered.values():
+    for name, function in offered.items():
+        if name == "roofline":  # draws a report of costs, which is of no cells
+            continue
         first = next(iter(inspect.signature(function).parameters.values()))
         assert first.name in ("adata", "pred")
         assert "AnnData" in str(first.annotation)
