@@ -5,6 +5,7 @@ N cells, S cells a set, G genes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class Kind:
     name: str
     statistic: Statistic
     make: Callable[[float], Constraint]
-    masks: bool = False  # a model that writes gene after gene can meet it by masking
+    gene: int | None = None  # every cell shall obey by this gene alone: a mask can meet it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,24 @@ class Task:
         """Whether each set obeys."""
         found = [self.kind.statistic(one) for one in sets_NSG]
         return np.array(found) >= self.threshold - 1e-6
+
+    def conditional(self, sets_NSG: np.ndarray) -> np.ndarray | None:
+        """Cells under the constraint, by rejection; None where fewer than three sets obey.
+
+        Sets are rejected, or single cells where every cell shall obey by itself.
+        """
+        if self.kind.gene is not None:
+            cells = sets_NSG.reshape(-1, sets_NSG.shape[2])
+            kept = cells[cells[:, self.kind.gene] >= self.threshold - 1e-6]
+            return kept if len(kept) >= 3 * SET_SIZE else None
+        obeys = self.obeys(sets_NSG)
+        return sets_NSG[obeys].reshape(-1, sets_NSG.shape[2]) if obeys.sum() >= 3 else None
+
+    def share(self, sets_NSG: np.ndarray) -> float:
+        """Share of sets that obey, or of cells where every cell shall."""
+        if self.kind.gene is None:
+            return float(self.obeys(sets_NSG).mean())
+        return float((sets_NSG[..., self.kind.gene] >= self.threshold - 1e-6).mean())
 
 
 def kinds(genes: Sequence[str], cells_NG: np.ndarray, control_RG: np.ndarray) -> list[Kind]:
@@ -120,37 +139,26 @@ def kinds(genes: Sequence[str], cells_NG: np.ndarray, control_RG: np.ndarray) ->
         Kind(name="two genes together (a function)", statistic=together, make=of_threshold),
         Kind(
             name="a gene in every cell",
-            statistic=lambda x: float(x[:, top[4]].min()),
-            make=lambda t: ptd.AtLeast(names[4], max(t, 0.0)),
-            masks=True,
+            statistic=lambda x: float(x[:, top[0]].min()),
+            make=lambda t: ptd.AtLeast(names[0], t),
+            gene=top[0],
         ),
     ]
 
 
 def tasks(found: Sequence[Kind], sets_NSG: np.ndarray, rates: Sequence[float]) -> list[Task]:
-    """Thresholds that the given shares of unconstrained sets reach."""
+    """Thresholds that the given shares of unconstrained sets, or cells, reach."""
     out = []
     for kind in found:
-        values = np.array([kind.statistic(one) for one in sets_NSG])
-        if kind.masks:  # no set has it in every cell: the rate is that of a cell
-            out.append(Task(kind=kind, rate=0.0, threshold=1e-3))
-            continue
+        if kind.gene is None:
+            values = np.array([kind.statistic(one) for one in sets_NSG])
+        else:
+            values = sets_NSG[..., kind.gene].ravel()
         for rate in rates:
             threshold = float(np.quantile(values, 1 - rate))
-            if rate < 1 / len(values) or threshold <= values.min():
-                continue
-            out.append(
-                Task(kind=kind, rate=float((values >= threshold).mean()), threshold=threshold)
-            )
+            if rate >= 1 / len(values) and threshold > values.min():
+                out.append(Task(kind=kind, rate=rate, threshold=threshold))
     return out
-
-
-def conditional(task: Task, sets_NSG: np.ndarray) -> np.ndarray | None:
-    """Cells of the true sets that obey, by rejection; None where fewer than three do."""
-    obeys = task.obeys(sets_NSG)
-    if obeys.sum() < 3:
-        return None
-    return sets_NSG[obeys].reshape(-1, sets_NSG.shape[2])
 
 
 def distance(cells_NG: np.ndarray, truth_NG: np.ndarray | None, axes: np.ndarray) -> float | None:
@@ -160,23 +168,36 @@ def distance(cells_NG: np.ndarray, truth_NG: np.ndarray | None, axes: np.ndarray
     return float(energy_distance(cells_NG @ axes, truth_NG @ axes))
 
 
-def best_of(obeys: np.ndarray, n: int) -> float:
-    """Share of wanted sets of which one of n candidates obeys."""
-    whole = len(obeys) // n * n
-    return float(obeys[:whole].reshape(-1, n).any(1).mean())
+def best_of(n_obeying: int, n_drawn: int, n: int) -> float:
+    """Chance that one of n draws obeys, from all choices of n of those that were drawn."""
+    return 1 - comb(n_drawn - n_obeying, n) / comb(n_drawn, n)
+
+
+def first_that_obey(task: Task, sets_NSG: np.ndarray, n: int) -> np.ndarray:
+    """Of every n sets the first that obeys, else the one that comes nearest."""
+    values = np.array([task.kind.statistic(one) for one in sets_NSG])
+    obeys, kept = task.obeys(sets_NSG), []
+    for start in range(0, len(sets_NSG) - n + 1, n):
+        own = slice(start, start + n)
+        found = obeys[own].argmax() if obeys[own].any() else values[own].argmax()
+        kept.append(sets_NSG[start + int(found)])
+    return np.stack(kept)
+
+
+STEERED = ("soft", "soft, best of 4", "soft, particles")
+SEARCHES = ("particles", "branching", "depth first", "best of 16, 16 draws each")
 
 
 def ways() -> dict[str, Any]:
-    """Ways of enforcing at about four trajectories, and the cheap ones at one."""
+    """Ways of enforcing: searches of 8 to 16 trajectories, the others of one to four."""
     return {
         "soft": ptd.Soft(),
-        "soft, through the network": ptd.Soft(through_network=True),
         "hard": ptd.Hard(),
-        "soft and hard": [ptd.Soft(), ptd.Hard()],
-        "particles": ptd.Particles(n=4),
-        "branching": ptd.Branch(k=7, share=9),
-        "depth first": ptd.DepthFirst(budget=72),
-        "best of 4": ptd.BestOf(n=4),
-        "best of 4, 16 draws each": ptd.BestOf(n=4, redraws=16),
+        "particles": ptd.Particles(n=8),
+        "branching": ptd.Branch(k=16, share=6),
+        "depth first": ptd.DepthFirst(budget=144, redraws=32),
+        "best of 16": ptd.BestOf(n=16),
+        "best of 16, 16 draws each": ptd.BestOf(n=16, redraws=16),
         "soft, best of 4": [ptd.Soft(), ptd.BestOf(n=4, redraws=16)],
+        "soft, particles": [ptd.Soft(), ptd.Particles(n=4)],
     }

@@ -76,7 +76,8 @@ class BestOf:
     n
         Candidates a set.
     redraws
-        Draws of the counts of each finished candidate, which cost no network call.
+        Draws of control cells and counts of each candidate before its first step and where it
+        forks, and of counts after its last; they cost no network call.
     """
 
     n: int = 4

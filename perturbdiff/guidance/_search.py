@@ -27,6 +27,7 @@ class Candidates(Sets):
     context: Context
     owner: Int[Tensor, " sets"]  # which wanted set, by number within the condition
     draw_key: Int[Tensor, "sets cells"]  # of the random numbers that counts are made from
+    partner: Int[Tensor, "sets cells"]  # control cell that each cell is made from
 
 
 @runtime_checkable
@@ -46,7 +47,10 @@ class Course(Protocol):
     def part(
         self, candidates: Candidates, branch: Int[Tensor, " sets"], *, at: int, redraw: bool
     ) -> Candidates:
-        """Candidates with fresh noise, and counts to draw afresh, except where the branch is 0."""
+        """Candidates with fresh noise, except where the branch is 0.
+
+        With ``redraw`` their counts are drawn afresh too, and from other control cells.
+        """
         ...
 
     def promise(self, candidates: Candidates) -> Float[Tensor, " sets"]:

@@ -38,6 +38,7 @@ from perturbdiff.model._constrained_report import (
     support,
     tree_table,
 )
+from perturbdiff.model._questions import forked_partners
 from perturbdiff.model._response import ResponseCells, ResponsePlan
 
 
@@ -154,30 +155,34 @@ class CausalAnswer:
         self.task = self.fitted.task(
             one.condition, one.controls, one.target, n_cells=most, seed=self.seed
         )
-        self.rows = self.task.partners[: self.n_sets * size]
-        self.size = one.controls.library_size(self.rows)
+        self.size = one.controls.library_size(self.task.partners[: self.n_sets * size])
         self.plan: ResponsePlan | None = None
         self.real = torch.zeros(len(self.fitted.lanes), dtype=torch.bool)
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Counts and library sizes; leaves the report behind."""
-        mask = self._mask()
-        before = self._unconstrained()
-        calls = self.nfe
-        counts = before if mask is None else self._draw(range(self.n_sets), mask=mask)
-        calls = self.nfe if mask is None else self.nfe - calls
-        counts, n_written = self._drawn_again(counts, mask=mask, calls=calls)
+        first = self._again(0)
+        counts, size = self._unconstrained(), self.size
+        before, calls = as_values(counts, size), self.nfe
+        if self.rules.masked:
+            counts = self._draw(first, range(self.n_sets))
+            calls = self.nfe - calls
+        counts, size, n_written = self._drawn_again(counts, calls=calls)
         counts = counts if bool(self.real.any()) else counts.round().long()
-        counts, size = counts[: self.n_cells], self.size[: self.n_cells]
-        self._write(as_values(before, self.size), counts, n_written=n_written)
+        counts, size = counts[: self.n_cells], size[: self.n_cells]
+        self._write(before, as_values(counts.double(), size), n_written=n_written)
         return counts, size
 
-    def _mask(self) -> CountMask | None:
-        """Counts that every cell may have, where some may not."""
+    def _again(self, branch: int) -> CountTask:
+        """Another draw of the same cells: other noise, other partners, a mask for these."""
+        one, task = self.asked, replace(self.task, branch=branch)
+        if branch:
+            keys = task.keys(range(self.n_sets), self.config, self.seed).flatten()
+            task = replace(task, partners=forked_partners(keys, len(one.controls)))
         if not self.rules.masked:
-            return None
-        n_genes = len(self.fitted.lanes)
-        mask = CountMask.of(self.rules.masked, self.size, n_genes=n_genes)
+            return task
+        size = one.controls.library_size(task.partners[: len(self.size)])
+        mask = CountMask.of(self.rules.masked, size, n_genes=len(self.real))
         nothing = (mask.least > mask.most).any(0)
         if bool(nothing.any()):
             gene = self.fitted.vocabulary.registry.genes[int(nothing.nonzero()[0, 0])]
@@ -186,7 +191,7 @@ class CausalAnswer:
                 f"count of {gene!r} for some library sizes. Widen a range."
             )
             raise ConstraintError(msg)
-        return mask
+        return replace(task, mask=mask)
 
     def _unconstrained(self) -> Float[Tensor, "cells genes"]:
         """Counts of whole sets as the model would answer without constraints."""
@@ -194,7 +199,7 @@ class CausalAnswer:
         make = self.fitted.written if self.decoding == "raw" else self.fitted.respond
         [(counts, _)], self.nfe = make(
             [asked.condition], [asked.controls], [asked.target],
-            n_cells=len(self.rows), config=self.config, seed=self.seed,
+            n_cells=len(self.size), config=self.config, seed=self.seed,
         )  # fmt: skip
         if self.decoding == "transport":
             device = str(self.fitted.sampler.device)
@@ -205,24 +210,21 @@ class CausalAnswer:
             _, self.plan = known
         return counts.double()
 
-    def _draw(
-        self, sets: Sequence[int], *, branch: int = 0, mask: CountMask | None = None
-    ) -> Float[Tensor, "cells genes"]:
-        """Counts of another draw of some sets, each gene within its mask."""
-        task = replace(self.task, branch=branch, mask=mask)
+    def _draw(self, task: CountTask, sets: Sequence[int]) -> Float[Tensor, "cells genes"]:
+        """Counts of some sets, each gene within its mask."""
         cells = _cells_of(sets, self.config.set_size)
         if self.plan is not None:
             return self._transported(task, sets, self.plan, cells=cells)
-        [counts], calls = self.fitted.sampler.counts([task], [sets], self.config, seed=self.seed)
+        [by_set], calls = self.fitted.sampler.counts([task], [sets], self.config, seed=self.seed)
         self.nfe += calls
-        if mask is None:
-            return counts.flatten(0, 1).double()
-        written = counts.flatten(0, 1).double()
+        counts = by_set.flatten(0, 1).double()
+        if task.mask is None:
+            return counts
         draft = Draft(
-            counts=written,
-            library_size=self.size[cells],
-            rate=written,  # only means need it, and the order
-            chance=written,
+            counts=counts,
+            library_size=task.controls.library_size(task.partners[cells]),
+            rate=counts,  # only means need it, and the order
+            chance=counts,
             number=cells,
         )
         self.real |= settle(draft, self.rules.masked)
@@ -237,42 +239,41 @@ class CausalAnswer:
         self.nfe += calls
         made = ResponseCells.make(
             fitted.codec.deviation(latent.flatten(0, 1)).double().cpu(),
-            self.asked.controls.counts(self.rows[cells]),
-            self.size[cells],
+            task.controls.counts(task.partners[cells]),
+            task.controls.library_size(task.partners[cells]),
             keys=task.keys(sets, self.config, self.seed).flatten(),
             lanes=fitted.lanes,
         )
         return plan.draw(made).double()
 
-    def _drawn_again(
-        self, counts: Tensor, *, mask: CountMask | None, calls: int
-    ) -> tuple[Float[Tensor, "cells genes"], int]:
-        """Sets that do not obey drawn again; also how many sets were drawn in all."""
-        size = self.config.set_size
-        kept, n_drawn = counts.clone(), self.n_sets
+    def _drawn_again(self, counts: Tensor, *, calls: int) -> tuple[Tensor, Tensor, int]:
+        """Sets that do not obey drawn again: counts, library sizes, and sets drawn in all."""
+        n_each = self.config.set_size
+        kept, size, n_drawn = counts.clone(), self.size.clone(), self.n_sets
         if not self.rules.rest:
-            return kept, n_drawn
-        bounds = self._scaled()
-        energy, obeys = judged(bounds, self._sets(kept, range(self.n_sets)))
+            return kept, size, n_drawn
+        bounds, every = self._scaled(), range(self.n_sets)
+        energy, obeys = judged(bounds, self._sets(kept, size, every))
         best = torch.zeros(self.n_sets, dtype=torch.int64)
-        self._note(range(self.n_sets), energy, obeys, turn=0, calls=calls)
+        self._note(every, energy, obeys, turn=0, calls=calls)
         for turn in range(1, self.n_draws):
             sets = (~obeys).nonzero()[:, 0].tolist()
             if not sets:
                 break
-            before = self.nfe
-            again = self._draw(sets, branch=turn, mask=mask)
-            found, holds = judged(bounds, self._sets(again, sets))
+            before, task = self.nfe, self._again(turn)
+            again = self._draw(task, sets)
+            cells = _cells_of(sets, n_each)
+            new_size = task.controls.library_size(task.partners[cells])
+            found, holds = judged(bounds, self._sets(again, new_size, sets))
             self._note(sets, found, holds, turn=turn, calls=self.nfe - before)
             n_drawn += len(sets)
-            rows = torch.tensor(sets)
-            better = holds | (found < energy[rows])
-            rows = rows[better]
-            by_set = again.view(len(sets), size, -1)
-            kept.view(self.n_sets, size, -1)[rows] = by_set[better]
+            better = holds | (found < energy[sets])
+            rows = torch.tensor(sets)[better]
+            chosen = better.repeat_interleave(n_each)
+            kept[cells[chosen]], size[cells[chosen]] = again[chosen], new_size[chosen]
             energy[rows], obeys[rows], best[rows] = found[better], holds[better], turn
         self.tree = [replace(node, kept=int(best[node.owner]) == node.node) for node in self.tree]
-        return kept, n_drawn
+        return kept, size, n_drawn
 
     def _scaled(self) -> list[Bound]:
         """Bounds that measure violations by how sets of control cells spread."""
@@ -282,9 +283,9 @@ class CausalAnswer:
         sets = in_sets(cells, min(self.config.set_size, len(controls)))
         return [bound.scaled(sets) for bound in self.rules.rest]
 
-    def _sets(self, counts: Tensor, sets: Sequence[int]) -> CellValues:
+    def _sets(self, counts: Tensor, size: Tensor, sets: Sequence[int]) -> CellValues:
         cells = _cells_of(sets, self.config.set_size)
-        values = as_values(counts, self.size[cells])
+        values = as_values(counts, size)
         return replace(in_sets(values, self.config.set_size), number=cells.view(len(sets), -1))
 
     def _note(
@@ -299,12 +300,11 @@ class CausalAnswer:
             for place, owner in enumerate(sets)
         ]  # fmt: skip
 
-    def _write(self, before: CellValues, counts: Tensor, *, n_written: int) -> None:
+    def _write(self, before: CellValues, after: CellValues, *, n_written: int) -> None:
         """One row a constraint."""
         n_cells, asked = self.n_cells, self.asked
-        after = as_values(counts.double(), self.size[:n_cells])
         free = CellValues(
-            log1p=before.log1p[:n_cells], library_size=self.size[:n_cells],
+            log1p=before.log1p[:n_cells], library_size=before.library_size[:n_cells],
             number=before.number[:n_cells],
         )  # fmt: skip
         control = torch.from_numpy(asked.controls.cells.log1p.toarray()).double()

@@ -268,6 +268,7 @@ class Answer:
             else [],
             noise=noise.clamp_min(_LEAST_NOISE),
             ways=self.ways,
+            free_partners=not self.panels,
             resamples=self.ways.hard.resamples
             if self.ways.hard is not None and self.observed
             else 0,
@@ -285,9 +286,7 @@ class Answer:
                 latent = torch.cat([latent, rest[0]])
             cells = self.fitted.cells(recipe, latent)
         else:
-            size = self.config.set_size
-            number = kept.owner[:, None] * size + torch.arange(size)
-            rows = recipe.task.partners[number.flatten()]
+            rows = kept.partner.flatten()
             controls = self.asked.controls
             cells = ResponseCells.make(
                 self.fitted.codec.deviation(kept.state.x.flatten(0, 1)).double().cpu(),

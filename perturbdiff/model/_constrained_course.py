@@ -3,7 +3,7 @@
 B candidates, S cells, K latent axes, G genes that the constraints look at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,6 +24,7 @@ from perturbdiff.guidance._search import Candidates, parted
 from perturbdiff.guidance._steering import ProjectionPull, SoftGuidance
 from perturbdiff.model._constrained_plan import of_genes
 from perturbdiff.model._fitted import Fitted, Recipe
+from perturbdiff.model._questions import forked_partners
 from perturbdiff.model._response import ResponseCells, ResponsePlan
 
 _SETS_AT_ONCE = 64
@@ -122,6 +123,7 @@ class LatentCourse:
     noise: Float[Tensor, " genes"]
     ways: Enforcement
     resamples: int = 0
+    free_partners: bool = True  # whether candidates may be made from other control cells
     counter: CountSets = field(default_factory=CountSets)
     passed: list[Passing] = field(default_factory=list)
 
@@ -131,6 +133,9 @@ class LatentCourse:
         self.schedule = karras_schedule(
             config.n_steps, config.sigma_min, config.sigma_max, rho=config.rho
         )
+        every = torch.arange(len(self.recipe.controls))
+        self.own_counts = self.recipe.controls.counts(every)[:, self.genes]
+        self.own_size = self.recipe.controls.library_size(every)
         self.small_plan = of_genes(self.plan, self.genes)
         self.decoder = self.fitted.codec.decoder[self.genes.to(self.fitted.codec.decoder.device)]
         self.lanes = self.fitted.lanes[self.genes]
@@ -167,12 +172,70 @@ class LatentCourse:
         )
         # what was made under inference cannot be followed by a gradient
         context = context._map(torch.clone).repeat(copies)
-        return Candidates(
+        owner = torch.tensor(list(owners)).repeat_interleave(copies)
+        number = owner[:, None] * self.config.set_size + torch.arange(self.config.set_size)
+        first = Candidates(
             state=self._initial(keys.to(device)),
             context=context,
-            owner=torch.tensor(list(owners)).repeat_interleave(copies),
+            owner=owner,
             draw_key=keys,
+            partner=recipe.task.partners[number],
         )
+        return self._anew(first, branch > 0, torch.zeros_like(first.state.x))
+
+    def _anew(
+        self, candidates: Candidates, anew: Bool[Tensor, " sets"], estimate: Tensor
+    ) -> Candidates:
+        """Some of the candidates made from control cells that are drawn anew.
+
+        Most of what tells one set from another is which control cells it is made from, and what
+        counts are drawn: draws are looked at before the network is called, and the first that
+        would obey if the estimate came true is taken, or the least violating one.
+        """
+        rows = anew.nonzero()[:, 0]
+        if not self.free_partners or not len(rows):
+            return candidates
+        n_controls, keys = len(self.recipe.controls), candidates.draw_key.clone()
+        partner, estimate = candidates.partner.clone(), estimate[rows]
+        kept = candidates[rows]
+        kept = replace(kept, partner=forked_partners(kept.draw_key, n_controls))
+        if self.ways.redraws > 1:
+            kept = self._screened(kept, estimate)
+        partner[rows], keys[rows] = kept.partner, kept.draw_key
+        along = self.recipe.task.control[partner].to(candidates.context.partner.device)
+        context = replace(candidates.context, partner=along)
+        return replace(candidates, partner=partner, draw_key=keys, context=context)
+
+    def _screened(self, first: Candidates, estimate: Tensor) -> Candidates:
+        """For each candidate the best of some draws of control cells and counts."""
+        n_controls = len(self.recipe.controls)
+
+        def draw(some: Candidates, turn: int) -> Candidates:
+            keys = forked_keys(some.draw_key, _REDRAW + turn)
+            return replace(some, draw_key=keys, partner=forked_partners(keys, n_controls))
+
+        return self._best_draws(first, draw, lambda one, rows: self._judged(one, estimate[rows]))[0]
+
+    def _best_draws(
+        self,
+        candidates: Candidates,
+        draw: Callable[[Candidates, int], Candidates],
+        judge: Callable[[Candidates, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[Candidates, Tensor, Bool[Tensor, " sets"]]:
+        """The first draw of each that obeys, else the least violating; energy; whether it obeys."""
+        keys, partner = candidates.draw_key.clone(), candidates.partner.clone()
+        energy, satisfied = judge(candidates, torch.arange(len(keys)))
+        for turn in range(1, self.ways.redraws):
+            waiting = (~satisfied).nonzero()[:, 0]
+            if not len(waiting):
+                break
+            again = draw(candidates[waiting], turn)
+            found, obeys = judge(again, waiting)
+            better = obeys | (found < energy[waiting])
+            rows = waiting[better]
+            keys[rows], partner[rows] = again.draw_key[better], again.partner[better]
+            energy[rows], satisfied[rows] = found[better], obeys[better]
+        return replace(candidates, draw_key=keys, partner=partner), energy, satisfied
 
     def _initial(self, keys: Tensor) -> State:
         return State.initial(keys, self.decoder.shape[1], self.config.sigma_max)
@@ -188,7 +251,10 @@ class LatentCourse:
         if at == 0:
             initial = self._initial(there.state.key)
             there = replace(there, state=initial)
-        return there
+        if not redraw:
+            return there
+        nothing = torch.zeros_like(there.state.x)
+        return self._anew(there, branch != 0, there.state.history if at > 0 else nothing)
 
     def advance(self, candidates: Candidates, first: int, last: int) -> Candidates:
         """Candidates at step ``first`` taken to step ``last``, in batches."""
@@ -243,13 +309,13 @@ class LatentCourse:
 
     def reveal(self, candidates: Candidates) -> Revealed:
         """What the latent values of these candidates mean."""
-        task, controls, size = self.recipe.task, self.recipe.controls, self.config.set_size
+        size = self.config.set_size
         number = candidates.owner[:, None] * size + torch.arange(size)
-        rows = task.partners[number.flatten()]
+        rows = candidates.partner.flatten()
         cells = ResponseCells.make(
             torch.zeros(len(rows), len(self.genes), dtype=torch.float64),
-            controls.counts(rows)[:, self.genes],
-            controls.library_size(rows),
+            self.own_counts[rows],
+            self.own_size[rows],
             keys=candidates.draw_key.flatten(),
             lanes=self.lanes,
         )
@@ -272,33 +338,22 @@ class LatentCourse:
                 )
 
     def promise(self, candidates: Candidates) -> Tensor:
-        """Energy of what the candidates are expected to become."""
-        with torch.no_grad():
-            reveal = self.reveal(candidates)
-            return self._energy(reveal.values(reveal.deviation(candidates.state.history)))
+        """Energy of the counts that would be drawn were the denoised estimate the last.
+
+        They are drawn by the numbers that the counts will be drawn by in the end.
+        """
+        return self._judged(candidates, candidates.state.history)[0]
 
     def verdict(self, candidates: Candidates) -> tuple[Candidates, Tensor, Bool[Tensor, " sets"]]:
         """Finished cells with the first draw that obeys, or the least violating one."""
-        energy, satisfied = self._judged(candidates)
-        for turn in range(1, self.ways.redraws):
-            waiting = (~satisfied).nonzero()[:, 0]
-            if not len(waiting):
-                break
-            again = candidates[waiting]
-            again = replace(again, draw_key=forked_keys(again.draw_key, _REDRAW + turn))
-            found, obeys = self._judged(again)
-            better = obeys | (found < energy[waiting])
-            rows = waiting[better]
-            keys = candidates.draw_key.clone()
-            keys[rows] = again.draw_key[better]
-            candidates = replace(candidates, draw_key=keys)
-            energy[rows], satisfied[rows] = found[better], obeys[better]
-        return candidates, energy, satisfied
 
-    def _judged(self, candidates: Candidates) -> tuple[Tensor, Bool[Tensor, " sets"]]:
-        """Energy of drawn counts, and whether they obey."""
+        def draw(some: Candidates, turn: int) -> Candidates:
+            keys = some.state.key.to(some.draw_key.device)
+            return replace(some, draw_key=forked_keys(keys, 2 * _REDRAW + turn))
+
+        return self._best_draws(candidates, draw, lambda one, _: self._judged(one, one.state.x))
+
+    def _judged(self, candidates: Candidates, x0: Tensor) -> tuple[Tensor, Bool[Tensor, " sets"]]:
+        """Energy of the counts that these latent values would give, and whether they obey."""
         with torch.no_grad():
-            return judged(self.bounds, self.reveal(candidates).drawn(candidates.state.x))
-
-    def _energy(self, cells: CellValues) -> Tensor:
-        return torch.stack([bound.energy(cells) for bound in self.bounds]).sum(0).double()
+            return judged(self.bounds, self.reveal(candidates).drawn(x0))

@@ -18,6 +18,8 @@ from perturbdiff.model._panel import Panel
 from perturbdiff.model._training_data import question_of
 from perturbdiff.prior import ContextSummary, PriorQuestion, summarise_context
 
+_PARTNER = 1 << 22  # step of uniform numbers
+
 
 @dataclass(frozen=True, eq=False)
 class Controls:
@@ -92,6 +94,14 @@ def partner_rows(
         for turn in range(-(-n_cells // n_controls))
     ]
     return torch.cat(orders)[:n_cells]
+
+
+def forked_partners(
+    keys: Int[Tensor, "*sets cells"], n_controls: int
+) -> Int[Tensor, "*sets cells"]:
+    """Control partner of each cell of a set that is drawn anew, by the key of the cell."""
+    chance = uniform(keys.flatten(), torch.zeros(1, dtype=torch.int64), step=_PARTNER)
+    return (chance[:, 0] * n_controls).long().view(keys.shape)
 
 
 def shown_controls(

@@ -430,3 +430,33 @@ def test_tl_predict_takes_constraints(model, simulated_cells, genes):
     )  # fmt: skip
     assert rows(pred)["satisfied"].all()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("way", [ptd.BestOf(n=4), ptd.Branch(k=4, share=2, redraws=1)])
+def test_candidates_are_made_from_control_cells_of_their_own(model, simulated_cells, genes, way):
+    def hopeless(log1p, _):
+        return 10 - float(log1p.mean())
+
+    wish = ptd.Verifier(hopeless, genes=genes[:3], name="far away")
+    plain = ask(model, simulated_cells, n_cells=64)
+    pred = ask(model, simulated_cells, wish, way, n_cells=64)
+    tree = pred.uns["perturbdiff"]["constraint_tree"]
+    ends = tree[(tree["last"] == 5) & tree["kept"]]
+    first = ends["node"].to_numpy() == (1 if isinstance(way, ptd.Branch) else 0)
+    same = pred.obs["library_size"].to_numpy() == plain.obs["library_size"].to_numpy()
+    same = same.reshape(-1, 16).all(1)
+    assert not first.all()
+    assert np.array_equal(same, first)
+
+
+def test_draws_without_the_network_find_sets_that_obey(model, simulated_cells, genes):
+    plain = ask(model, simulated_cells, n_cells=96)
+    gene = genes[1]
+    means = plain[:, gene].X.toarray().reshape(-1, 16).mean(1)
+    wish = ptd.AtLeast(gene, float(np.sort(means)[-2]), per="population")
+    few, many = (
+        ask(model, simulated_cells, wish, ptd.BestOf(n=2, redraws=redraws), n_cells=96)
+        for redraws in (1, 24)
+    )
+    assert rows(few)["set_evaluations"].iloc[0] == rows(many)["set_evaluations"].iloc[0]
+    assert rows(many)["satisfied_sets"].iloc[0] > rows(few)["satisfied_sets"].iloc[0]
