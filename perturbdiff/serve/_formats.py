@@ -91,7 +91,7 @@ def _check_size(file: h5py.File, most_mb: float) -> None:
     def add(_: str, item: object) -> None:
         nonlocal total
         if isinstance(item, h5py.Dataset):
-            total += item.size * item.dtype.itemsize
+            total += (item.size or 0) * item.dtype.itemsize
 
     file.visititems(add)
     if total > most_mb * 1e6:

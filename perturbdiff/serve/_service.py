@@ -10,13 +10,14 @@ from perturbdiff._errors import ConfigError, counted
 from perturbdiff._logging import logger
 from perturbdiff.config import SampleConfig
 from perturbdiff.model import CausalBaseline, SetDiffusion
+from perturbdiff.model._predictor import Predictor
 from perturbdiff.serve._desk import Desk, Done
 from perturbdiff.serve._flow import Flow, written
 from perturbdiff.serve._formats import dumps, plain
 from perturbdiff.serve._jobs import Job, Meters, NoMeters, Refusal, Reply, refused
 from perturbdiff.serve._lane import Lane
 from perturbdiff.serve._pace import Pace, Size
-from perturbdiff.serve._reading import AnyModel, Reader
+from perturbdiff.serve._reading import Reader
 from perturbdiff.serve._schemas import PredictRequest, Question, RankRequest
 from perturbdiff.serve._settings import ServeConfig
 
@@ -47,14 +48,14 @@ class Service:
     """
 
     def __init__(
-        self, model: AnyModel, config: ServeConfig | None = None, *, meters: Meters | None = None
+        self, model: Predictor, config: ServeConfig | None = None, *, meters: Meters | None = None
     ) -> None:
         if not isinstance(model, SetDiffusion | CausalBaseline):
             rule = "cannot be served; a set_diffusion and a causal_baseline can"
             raise ConfigError("model", getattr(model, "kind", type(model).__name__), rule=rule)
         self.model, self.config = model, config or ServeConfig()
         self.meters: Meters = meters or NoMeters()
-        self.pace = Pace()
+        self.pace, self.has_cost_model = Pace(), False
         self.jobs: dict[str, Job] = {}
         self._inbox: SimpleQueue[Done | Callable[[], None]] = SimpleQueue()
         self._out: list[Reply] = []
@@ -235,7 +236,7 @@ class Service:
         quote = self._quote(size)
         if job.route == "quote":
             content = {**quote, "waiting_s": self.backlog_s, "shares_steps": shared}
-            self._say(Reply(uid=job.uid, body=dumps(content)))
+            self._say(Reply(uid=job.uid, body=dumps(content | self._cost(job, size))))
             return
         waiting = self.backlog_s
         if waiting > 0 and waiting + quote["seconds"] > self.config.max_wait_s:
@@ -269,6 +270,27 @@ class Service:
     def _quote(self, size: Size) -> dict[str, float]:
         """Seconds and memory of a request."""
         return dict(self.pace.quote(size))
+
+    def _cost(self, job: Job, size: Size) -> dict[str, Any]:
+        """What the cost model says about the question as if nothing of it were known."""
+        if not self.has_cost_model or job.reading is None:
+            return {}
+        contexts = len({condition.context for condition in job.reading.conditions})
+        wanted: dict[str, Any] = {
+            "n_cells": size.n_cells, "n_conditions": size.n_conditions, "n_contexts": contexts,
+        }  # fmt: skip
+        name = "sample" if isinstance(self.model, SetDiffusion) else "decode"
+        said = self.model.quote(**wanted, **{name: job.request.options.get(name)}).to_json()
+        return {"memory_bytes": said["memory_bytes"], "afresh": said}
+
+    def measure(self) -> None:
+        """Have the cost model look at this machine, some seconds once; quotes then use it."""
+        try:
+            self.model.quote()
+        except ConfigError as error:  # there are no control cells to measure on
+            logger.info("quotes come from what requests took: %s", error)
+        else:
+            self.has_cost_model = True
 
     def _check_size(self, n_cells: int, set_steps: int) -> None:
         """Refuse what is too large for this server, before any work.

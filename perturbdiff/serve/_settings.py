@@ -40,6 +40,8 @@ class ServeConfig(Settings):
         Seconds that running requests get after SIGTERM.
     cached_controls, cached_plans
         Contexts whose control cells stay read and encoded, and populations that stay solved.
+    cost_model
+        Have the cost model measure the machine before the first request, where it did not yet.
     """
 
     section: ClassVar[str] = "serve"
@@ -62,6 +64,7 @@ class ServeConfig(Settings):
     grace_s: float = 30.0
     cached_controls: int = 64
     cached_plans: int = 256
+    cost_model: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +78,7 @@ class ServeConfig(Settings):
             place, value = f"serve.{one.name}", getattr(self, one.name)
             if isinstance(value, float) and not value > 0:
                 raise ConfigError(place, value, rule="must be above 0")
-            if isinstance(value, int):
+            if isinstance(value, int) and not isinstance(value, bool):
                 whole_number(place, value, least=0 if one.name == "devices" else 1)
 
 

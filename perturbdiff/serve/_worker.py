@@ -57,6 +57,8 @@ class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
             torch.set_float32_matmul_precision("medium")
         model = load(self.bundle, device=device)
         self.service = Service(model, self.config, meters=WorkerMeters())  # type: ignore[arg-type]
+        if self.config.cost_model:
+            self.service.measure()
         self.lock = self.board.born(worker_number())
 
     def health(self) -> bool:
