@@ -57,7 +57,7 @@ def _rare(one: Mapping[str, Any]) -> Iterator[str]:
     for row in one["tasks"]:
         if row["rate"] != 0.01 or row["per_cell"]:
             continue
-        able = _offered(row)
+        able = {name: way for name, way in _offered(row).items() if name != "hard"}
         name = max(able, key=lambda way: (able[way]["satisfied_sets"], -able[way]["cost"]))
         best, other = able[name], row["sibling"]["curve"]["16"]
         enough = best["satisfied_sets"] >= 5 * other
@@ -216,7 +216,9 @@ def picture(result: Mapping[str, Any], path: Path) -> None:
         panels[0, place].legend(fontsize=7, loc="center right")
         panels[1, place].axvline(1, color="0.7", lw=0.8)
         panels[1, place].set(xlabel="distance to the conditional truth / unconstrained distance")
-        panels[1, place].set(ylabel="share of sets that obey", title=f"{one['name']}: 10 % tasks")
+        panels[1, place].set(
+            ylabel="share of sets that obey", ylim=(-0.05, 1.05), title=f"{one['name']}: 10 % tasks"
+        )
     for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
