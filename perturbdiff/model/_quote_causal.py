@@ -6,7 +6,7 @@ are drawn, on how many genes of the fullest cell are not zero. So both are estim
 is looser than that of a diffusion model.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -219,10 +219,8 @@ def causal_quote(
         cells=-(-request.cells // size) * size,
     )
     cost = DecoderCost(fitted, _task(model, file, missing_genes=missing_genes), config)
-    rest = rest_cost(
-        model, file, set_size=size, settings={"decode": replace(config, set_size=size)},
-        missing_genes=missing_genes, shorten=_silenced,
-    )  # fmt: skip
+    quick = {"decode": DecodeConfig(draft_length=0)}
+    rest = rest_cost(model, file, settings=quick, missing_genes=missing_genes, shorten=_silenced)
     at_once = max(1, CELLS_AT_ONCE // size) * size
     full, left = divmod(request.conditions * rounded.cells, at_once)
     sizes = [(n, count) for n, count in ((at_once, full), (left, 1)) if n * count]

@@ -165,8 +165,8 @@ def diffusion_quote(
     per_step = 1 if config.guidance_scale in (0.0, 1.0) else 2
     calls = network_calls(config.sampler, config.n_steps) * per_step
     cost = DenoiserCost(model.fitted, size)
-    quick = {"sample": SampleConfig(n_steps=1, set_size=size)}
-    rest = rest_cost(model, adata, set_size=size, settings=quick, missing_genes=missing_genes)
+    quick = {"sample": SampleConfig(n_steps=1)}
+    rest = rest_cost(model, adata, settings=quick, missing_genes=missing_genes)
     sizes = batches(n_sets)
     network = calls * sum(count * cost.seconds(sets) for sets, count in sizes)
     work = sum((calls * count * cost.work(sets) for sets, count in sizes), Work())

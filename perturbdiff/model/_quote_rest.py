@@ -17,6 +17,7 @@ from anndata import AnnData
 from scipy.optimize import nnls
 
 from perturbdiff._errors import ConfigError
+from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Condition
 from perturbdiff.model._fitted import PILOT_CELLS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _SEED = 1 << 40  # far from seeds that people choose
 _REPEATS = 2
+_MANY = 1024  # cells beyond the pilot, so that the time of a cell can be told
 _CONTROLS = 512  # of each context, where a model was not given a file
 
 
@@ -133,7 +135,6 @@ def rest_cost(
     model: "NetworkPredictor[Any, Any, Any]",
     adata: AnnData | None,
     *,
-    set_size: int,
     settings: Mapping[str, Any],
     missing_genes: str = "refuse",
     shorten: Callable[[Any], None] = lambda fitted: None,
@@ -146,10 +147,8 @@ def rest_cost(
         Fitted.
     adata
         File with control cells; ``None`` for the model's own.
-    set_size
-        Cells of a set.
     settings
-        Sampling that makes the network's part short.
+        Sampling that makes the network's part short, in sets of the usual size.
     missing_genes
         As in ``predict``.
     shorten
@@ -160,7 +159,7 @@ def rest_cost(
     Coefficients.
     """
     file = own_controls(model) if adata is None else adata
-    names = (*machine_names("cpu"), model.checksum, *file.shape, set_size, missing_genes)
+    names = (*machine_names("cpu"), model.checksum, *file.shape, missing_genes)
     path = cache_file("rest", *names)
     if (known := read_cache(path)) is not None:
         return RestCost(
@@ -169,7 +168,7 @@ def rest_cost(
             spread=known["spread"],
         )
     runs = _Runs(model, file, settings=settings, missing_genes=missing_genes, shorten=shorten)
-    cost = runs.measured(set_size)
+    cost = runs.measured()
     write_cache(path, {"seconds": cost.seconds, "memory": cost.memory, "spread": cost.spread})
     return cost
 
@@ -191,11 +190,10 @@ class _Runs:
         self.labels, self.contexts, self.named = questions(model, file, missing_genes=missing_genes)
         self.number = self.answer_bytes = 0
 
-    def measured(self, set_size: int) -> RestCost:
+    def measured(self) -> RestCost:
         """Coefficients from one run of each kind; the first is only to warm up."""
-        many = -(-(PILOT_CELLS + 1024) // set_size) * set_size
-        few = Request(contexts=1, conditions=1, cells=set_size)
-        asked = [few, replace(few, cells=many)]
+        few = Request(contexts=1, conditions=1, cells=SampleConfig().set_size)
+        asked = [few, replace(few, cells=PILOT_CELLS + _MANY)]
         if len(self.contexts) > 1:
             n = min(4, len(self.contexts))
             asked.append(replace(few, contexts=n, conditions=n))

@@ -182,7 +182,8 @@ def run_seconds(device: torch.device, work: Callable[[], Any], seconds: float) -
     The shortest is what the machine does when nothing disturbs it, the middle one what to expect.
     """
     work()
-    took, began = [], time.perf_counter()
+    took: list[float] = []
+    began = time.perf_counter()
     while len(took) < 3 or time.perf_counter() - began < seconds:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

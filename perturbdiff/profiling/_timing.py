@@ -70,7 +70,7 @@ class Timing:
         for number in range(len(took)):
             rest = np.arange(len(took)) != number
             part = cls._fitted(rows[rest], places[rest], took[rest])
-            errors.append(abs(part(rows[number], np.exp(places[number])) / took[number] - 1))
+            errors.append(abs(part._at(rows[number], places[number]) / took[number] - 1))
         return cls(**{**asdict(whole), "spread": float(np.median(errors))})
 
     @classmethod
@@ -91,10 +91,12 @@ class Timing:
 
     def __call__(self, features: Sequence[float], sizes: Sequence[float]) -> float:
         """Seconds of a call."""
-        plain = float(np.dot(features, self.coefficients))
-        away = np.asarray(self.places) - np.log(np.asarray(sizes, float))
-        weight = np.exp(-(away**2).sum(1) / (2 * _REACH**2))
-        return plain * float(np.exp(weight @ np.asarray(self.residuals) / (weight.sum() + _FAR)))
+        return self._at(np.asarray(features, float), np.log(np.asarray(sizes, float)))
+
+    def _at(self, row: Float[np.ndarray, " features"], place: Float[np.ndarray, " sizes"]) -> float:
+        weight = np.exp(-((np.asarray(self.places) - place) ** 2).sum(1) / (2 * _REACH**2))
+        correction = weight @ np.asarray(self.residuals) / (weight.sum() + _FAR)
+        return float(row @ np.asarray(self.coefficients)) * float(np.exp(correction))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

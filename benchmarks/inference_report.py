@@ -1,0 +1,160 @@
+"""What the sections of ``benchmarks.inference`` say, as text: a function for each that has one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.tables import markdown
+
+Told = Callable[[Mapping[str, Any]], list[str]]
+_NAMES = {"set_diffusion": "diffusion", "causal_baseline": "sibling"}
+_MEBI = 2**20
+
+
+def told(report: Mapping[str, Any], figure: str | None) -> str:
+    """The report as text; a section without words of its own is left to its JSON."""
+    made, settings = report["made_with"], report["settings"]
+    lines = [
+        "# What a prediction costs, and what limits it",
+        "",
+        "## How it was measured",
+        "",
+        f"{made['cpu']}, {made['threads']} thread(s), GPU: {made['gpu']}; torch "
+        f"{made['packages']['torch']}, float32 precision `medium`; commit {made['commit'][:7]}"
+        f"{' with uncommitted changes' if made['uncommitted_changes'] else ''}. Networks run on "
+        f"{settings['accelerator']}, cells are {settings['cells']}. Networks have the true shape "
+        "and their first weights, which change no time; the sibling says one gene a call. "
+        f"{settings['note']}",
+        "",
+        f"`{settings['command']}`",
+        "",
+    ]
+    for name, found in report["sections"].items():
+        if name in TOLD:
+            lines += [*TOLD[name](found), ""]
+        else:
+            lines += [f"## {name}", "", f"In the JSON, under `sections.{name}`.", ""]
+    if figure is not None:
+        lines += [f"![Both models under the limits of the machine]({figure})", ""]
+    return "\n".join(lines)
+
+
+def _machine(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [name, "cannot run" if rate is None else rate / 1e9]
+        for name, rate in found["rates"].items()
+    ]
+    return [
+        "## What the machine can do",
+        "",
+        markdown(["numbers", "GFLOP/s of a matrix product"], rows, digits=0),
+        "",
+        f"Copying: {found['bandwidth'] / 1e9:.1f} GB/s, reads and writes both counted.",
+    ]
+
+
+def _batches(found: Mapping[str, Any]) -> list[str]:
+    lines = ["## Diffusion against the sibling", ""]
+    for n_genes, one in found.items():
+        sizes = ", ".join(f"{_NAMES[k]} {v:,}" for k, v in one["parameters"].items())
+        crossing = one["crossover_batch"]
+        where = (
+            "at no batch up to 1,024 does the sibling let more cells through"
+            if crossing is None
+            else f"from batch {crossing} on the sibling lets more cells through"
+        )
+        header = [
+            "cells", *(f"{_NAMES[kind]} {what}" for kind in one["rows"] for what in _COLUMNS),
+        ]  # fmt: skip
+        pairs = zip(*one["rows"].values(), strict=True)
+        body = [[pair[0]["cells"], *(x for row in pair for x in _cells(row))] for pair in pairs]
+        whole = one["whole_prediction"]
+        diffusion, sibling = whole["set_diffusion"], whole["causal_baseline"]
+        lines += [
+            f"### {n_genes} genes",
+            "",
+            f"Parameters: {sizes}. In generation, {where}. A whole first prediction of one cell "
+            f"takes {diffusion['1']['seconds']:.2f} s and {sibling['1']['seconds']:.2f} s; of 256 "
+            f"cells, {diffusion['256']['seconds']:.2f} s for the diffusion model.",
+            "",
+            markdown(header, body, digits=2),
+            "",
+        ]
+        checks = [row for row in one["rows"]["causal_baseline"] if "seconds_of_all_calls" in row]
+        if checks:
+            told_rows = ", ".join(
+                f"{row['cells']} cell(s): {row['seconds']:.2f} s summed, "
+                f"{row['seconds_of_all_calls']:.2f} s run"
+                for row in checks
+            )
+            lines += [f"The sibling's times are sums over calls timed singly: {told_rows}.", ""]
+    return lines[:-1]
+
+
+_COLUMNS = ("s", "cells/s", "FLOP/byte", "% of rate", "bound by", "cache MiB")
+
+
+def _cells(row: Mapping[str, Any]) -> list[Any]:
+    return [
+        row["seconds"], row["cells_per_second"], row["intensity"], 100 * row["share_of_rate"],
+        row["bound"], row["cache_bytes"] / _MEBI,
+    ]  # fmt: skip
+
+
+def _quotes(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [
+            _NAMES[kind], one["shapes"], 100 * one["median_error"], 100 * one["error_95"],
+            100 * one["within_range"], 100 * one["spread_of_repeats_95"],
+        ]
+        for kind, one in found.items() if kind in _NAMES
+    ]  # fmt: skip
+    header = [
+        "model", "shapes", "median error %", "95th percentile %", "within the range said %",
+        "95th percentile of the spread of repeats %",
+    ]  # fmt: skip
+    return [
+        "## Quotes against whole predictions",
+        "",
+        markdown(header, rows, digits=1),
+        "",
+        f"Clock: {found['clock']}. Seconds are the median of {found['repeats']} first predictions "
+        "(one for the sibling). Of the sibling: " + found["causal_baseline"]["how"],
+    ]
+
+
+def _step(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [r["width"], r["sets"], 1000 * r["seconds"], r["intensity"], 100 * r["share_of_rate"]]
+        for r in found["rows"]
+    ]
+    header = ["width", "sets of 256", "ms", "FLOP/byte", "% of the matrix rate"]
+    best = max(row["share_of_rate"] for row in found["rows"])
+    return [
+        "## A denoising step at set size 256",
+        "",
+        markdown(header, rows, digits=1),
+        "",
+        f"Asked: {found['asked']:.0%} of the {found['matrix_rate'] / 1e9:.0f} GFLOP/s measured in "
+        f"the same run; the best is {best:.0%}.",
+    ]
+
+
+def _overhead(found: Mapping[str, Any]) -> list[str]:
+    rows = [[r["width"], r["sets"], 100 * r["share_outside"]] for r in found["rows"]]
+    return [
+        "## What sampling adds to the network",
+        "",
+        markdown(["width", "sets of 32", "% outside the network"], rows, digits=1),
+        "",
+        f"Of the time of {found['n_steps']} steps, noise and contexts among it; asked: at most "
+        f"{found['asked']:.0%}.",
+    ]
+
+
+TOLD: dict[str, Told] = {
+    "machine": _machine,
+    "batches": _batches,
+    "quotes": _quotes,
+    "step": _step,
+    "overhead": _overhead,
+}

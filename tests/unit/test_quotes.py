@@ -1,0 +1,230 @@
+"""Quotes: what they count is what predictions do, and asking for one changes nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import perturbdiff as ptd
+from perturbdiff._errors import ConfigError
+from perturbdiff.model import _causal_fitted, _fitted, _quote_causal, _quote_diffusion, _quote_rest
+from perturbdiff.model._quote_causal import DecoderCost
+from perturbdiff.model._quote_diffusion import DenoiserCost, batches
+from perturbdiff.model._quote_rest import Request, own_controls
+from perturbdiff.profiling import Probe, _machine, watching
+
+COLUMNS = {
+    "perturbation_key": "perturbation", "control": "control", "covariate_keys": ["cell_type"],
+    "embedding_key": "perturbation_features",
+}  # fmt: skip
+PILOT = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(tmp_path_factory):
+    """Few pilot cells, and measurements that are as short as can be, in a folder of their own."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (_fitted, _causal_fitted, _quote_diffusion, _quote_rest):
+            patch.setattr(module, "PILOT_CELLS", PILOT)
+        for module in (_quote_diffusion, _quote_causal):
+            patch.setattr(module, "_SECONDS_EACH", 0.0)
+        patch.setattr(_quote_rest, "_REPEATS", 1)
+        patch.setattr(_quote_rest, "_MANY", PILOT)
+        patch.setattr(_machine.platformdirs, "user_cache_path", lambda name: folder / name)
+        patch.setattr(_machine, "_MEASURED", {})
+        patch.setattr(_machine, "_SIZES", (32,))
+        patch.setattr(_machine, "_SECONDS", 0.0)
+        patch.setattr(_machine, "_COPY_BYTES", 1 << 12)
+        yield
+
+
+def sibling(adata, order):
+    train = ptd.TrainConfig(
+        max_steps=2, check_every=1, n_sets=2, set_size=2, n_controls=6, warmup_steps=1
+    )
+    network = ptd.DecoderConfig(
+        n_axes=5, n_response_axes=4, width=16, n_heads=2, gene_width=4, draft_steps=2, order=order
+    )
+    return ptd.CausalBaseline.from_anndata(adata, **COLUMNS).fit(
+        adata, holdout={"cell_type": ["T1"]}, n_top_genes=20, network=network, train=train,
+        options=ptd.TrainerOptions(progress=False, accelerator="cpu"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(simulated_cells):
+    return sibling(simulated_cells, "coexpression")
+
+
+ASKED = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}]}
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {},
+        {"n_steps": 5, "guidance_scale": 2.0},
+        {"sampler": "heun", "n_steps": 4, "set_size": 8},
+        {"n_steps": 3, "guidance_scale": 0.0},
+    ],
+)
+@pytest.mark.parametrize("n_cells", [1, 200])
+def test_calls_are_known_before_they_are_made(small_model, simulated_cells, sample, n_cells):
+    config = ptd.SampleConfig(**sample)
+    quote = small_model.quote(simulated_cells, n_cells=n_cells, sample=config)
+    small_model.probe_points().forget()
+    pred = small_model.predict(simulated_cells, **ASKED, n_cells=n_cells, sample=config)
+    assert quote.network_calls == pred.uns["perturbdiff"]["nfe"]
+    assert quote.seconds == pytest.approx(sum(quote.phases.values()))
+    assert quote.low < quote.seconds < quote.high
+    assert quote.memory_bytes > 0
+
+
+def test_operations_are_those_that_a_probe_counts(small_model, simulated_cells):
+    config = ptd.SampleConfig(n_steps=3, set_size=16)
+    quote = small_model.quote(simulated_cells, n_cells=100, sample=config)
+    small_model.probe_points().forget()
+    points, probe = small_model.probe_points(), Probe()
+    with watching(probe, points.stages), probe.counts(points.weights):
+        probe.run(lambda: small_model.predict(simulated_cells, **ASKED, n_cells=100, sample=config))
+    found = probe.phases["denoising steps"].work
+    assert quote.work.operations == pytest.approx(found.operations, rel=0.01)
+    assert quote.work.bytes == pytest.approx(found.bytes, rel=0.15)
+
+
+def test_more_costs_more(small_model, simulated_cells):
+    def seconds(**more):
+        return small_model.quote(simulated_cells, **more).phases["denoising steps"]
+
+    least = seconds(n_cells=1)
+    twice = seconds(n_cells=1, n_steps=36)
+    assert least < twice <= 2 * least
+    assert seconds(n_cells=1, guidance_scale=2.0) == pytest.approx(twice)
+    many = small_model.quote(simulated_cells, n_cells=64, n_conditions=8, n_contexts=2)
+    few = small_model.quote(simulated_cells, n_cells=64)
+    assert many.seconds > few.seconds
+    assert many.network_calls == few.network_calls  # they fit into one batch
+
+
+def test_a_quote_changes_nothing(small_model, simulated_cells):
+    before = small_model.predict(simulated_cells, **ASKED, n_cells=40, seed=3)
+    kept = len(small_model.fitted.plans)
+    sampler, checksum = small_model.fitted.sampler, small_model.checksum
+    small_model.quote(simulated_cells, n_cells=33, sample=ptd.SampleConfig(set_size=11))
+    assert len(small_model.fitted.plans) == kept
+    assert small_model.fitted.sampler is sampler
+    assert small_model.checksum == checksum
+    after = small_model.predict(simulated_cells, **ASKED, n_cells=40, seed=3)
+    assert (before.layers["counts"] != after.layers["counts"]).nnz == 0
+
+
+def test_batches_are_those_of_the_sampler():
+    assert batches(64) == [(64, 1)]
+    assert batches(130) == [(64, 2), (2, 1)]
+    assert batches(3) == [(3, 1)]
+
+
+def test_bytes_of_a_call_grow_with_the_sets(small_model, simulated_cells):
+    cost = DenoiserCost(small_model.fitted, 8)
+    one, nine = cost.work(1), cost.work(9)
+    assert nine.weight_bytes == pytest.approx(one.weight_bytes)
+    assert nine.activation_bytes > 5 * one.activation_bytes
+    assert cost.seconds(9) > 0
+
+
+# The sibling
+
+
+@pytest.mark.parametrize("n_cells", [1, 40])
+def test_one_call_a_gene_is_known_before(written, simulated_cells, n_cells):
+    plain = ptd.DecodeConfig(draft_length=0)
+    quote = written.quote(simulated_cells, n_cells=n_cells, decode=plain)
+    pred = written.predict(simulated_cells, **ASKED, n_cells=n_cells, decode=plain)
+    assert quote.network_calls == pred.uns["perturbdiff"]["nfe"]
+    assert "whatever the cells are" in quote.how
+    assert quote.memory_bytes > 0
+
+
+def test_guesses_make_a_quote_looser_and_it_says_why(written, simulated_cells):
+    quote = written.quote(simulated_cells, n_cells=8)
+    assert "looser" in quote.how
+    assert "slowest" in quote.how
+    n_genes = len(written.registry.genes)
+    assert n_genes / 9 <= quote.network_calls <= n_genes + 1
+    assert "decode steps" in quote.phases
+
+
+def test_drawn_genes_are_expected_by_the_prior(simulated_cells):
+    model = sibling(simulated_cells, "descending")
+    quote = model.quote(simulated_cells, n_cells=4)
+    assert "effect prior" in quote.how
+    assert 1 <= quote.network_calls <= len(model.registry.genes) + 2
+
+
+def test_operations_of_written_cells(written, simulated_cells):
+    plain = ptd.DecodeConfig(draft_length=0, set_size=6)
+    quote = written.quote(simulated_cells, n_cells=6, decode=plain)
+    points, probe = written.probe_points(), Probe()
+    with watching(probe, points.stages), probe.counts(points.weights):
+        probe.run(lambda: written.predict(simulated_cells, **ASKED, n_cells=6, decode=plain))
+    parts = [probe.phases[name].work.operations for name in ("control encoding", "decode steps")]
+    assert quote.work.operations == pytest.approx(sum(parts), rel=0.02)
+
+
+def test_the_course_of_a_batch_ends_at_its_last_gene(written, simulated_cells):
+    config = ptd.DecodeConfig(draft_length=0)
+    task = _quote_causal._task(written, simulated_cells, missing_genes="refuse")
+    cost = DecoderCost(written.fitted, task, config)
+    course = cost._course(4)
+    assert sum(weight for weight, _ in course) == pytest.approx(cost.n_genes)
+    assert max(reach for _, reach in course) <= cost.n_genes
+    mean = sum(weight * reach for weight, reach in course) / cost.n_genes
+    assert mean == pytest.approx((cost.n_genes + 1) / 2, rel=0.1)
+
+
+# Where there is nothing to measure on, and what makes no sense
+
+
+def test_control_cells_are_needed(small_model, tmp_path):
+    small_model.save(tmp_path / "bare")
+    small_model.save(tmp_path / "stocked", include_controls=20)
+    with pytest.raises(ConfigError, match="give a file"):
+        ptd.load(tmp_path / "bare").quote(n_cells=10)
+    stocked = ptd.load(tmp_path / "stocked")
+    assert stocked.quote(n_cells=10).seconds > 0
+    assert own_controls(stocked) is stocked._reservoir
+    assert own_controls(small_model).n_obs > 0  # those that it was fitted on
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"n_cells": 0}, "at least 1"),
+        ({"n_contexts": 2}, "at most n_conditions = 1"),
+        ({"n_steps": 0}, "at least 1"),
+        ({"guidance_scale": -1.0}, "at least 0"),
+    ],
+)
+def test_nonsense_is_refused(small_model, asked, words):
+    with pytest.raises(ConfigError, match=words):
+        small_model.quote(**asked)
+
+
+def test_a_request_counts_what_takes_time():
+    with pytest.raises(ConfigError, match="whole number"):
+        Request.of(1, 2.5, 1)
+    request = Request(contexts=2, conditions=3, cells=10)
+    assert request.features == (1.0, 2, 3, 30)
+    cost = _quote_rest.RestCost(
+        seconds={"a": (1.0, 0.0, 2.0, 0.1)}, memory=(5.0, 0.0, 0.0, 1.0), spread=0.0
+    )
+    assert cost.phases(request) == {"a": pytest.approx(10.0)}
+    assert cost.memory_bytes(request) == 35
+    assert cost.phases(replace(request, cells=0))["a"] == 7
+
+
+def test_coefficients_are_found_again():
+    features = np.array([[1.0, 1, 1, 32], [1, 1, 1, 1024], [1, 4, 4, 128]])
+    found = _quote_rest._solved(features, features @ np.array([0.5, 0.0, 0.25, 0.001]))
+    assert features @ np.array(found) == pytest.approx(features @ np.array([0.5, 0.0, 0.25, 0.001]))
