@@ -186,9 +186,9 @@ def main() -> None:
     add = parser.add_argument
     add("--kang", type=Path, help="h5ad file with cell types; left out where it is not given")
     add("--context", default="NK", help="cell type of Kang 2018 that is held out")
-    add("--sets", type=int, default=16, help="sets under each constraint")
+    add("--sets", type=int, default=12, help="sets under each constraint")
     add("--free-sets", type=int, default=512, help="sets without, for thresholds and best of N")
-    add("--sibling-sets", type=int, default=48, help="sets of the sibling, for best of N")
+    add("--sibling-sets", type=int, default=40, help="sets of the sibling, for best of N")
     add("--genes", type=int, default=500, help="variable genes of Kang 2018")
     add("--steps", type=int, help="most training steps, instead of the default")
     add("--threads", type=int, help="threads of torch")

@@ -218,9 +218,19 @@ class InState:
             least = most = round((self.lower + self.upper) / 2 * n_cells)
         return max(least, 0), min(most, n_cells)
 
-    def distance(self, cells: CellValues) -> Tensor:
+    def moved(self, offset: float) -> Self:
+        """Limits, where they bound anything, moved by an offset."""
+        lower = 0.0 if self.lower <= 0 else min(max(self.lower + offset, 0.0), 1.0)
+        upper = 1.0 if self.upper >= 1 else min(max(self.upper + offset, 0.0), 1.0)
+        return replace(self, lower=lower, upper=upper)
+
+    def chance(self, cells: CellValues) -> Float[Tensor, "*sets"]:
+        """Mean probability of the state."""
         values = cells.take(self.needed)
-        share = self.probability(values.flatten(0, -2)).view(values.shape[:-1]).mean(-1)[..., None]
+        return self.probability(values.flatten(0, -2)).view(values.shape[:-1]).mean(-1)
+
+    def distance(self, cells: CellValues) -> Tensor:
+        share = self.chance(cells)[..., None]
         return torch.maximum(self.lower - share, share - self.upper)
 
     def energy(self, cells: CellValues) -> Tensor:

@@ -18,7 +18,7 @@ from perturbdiff.data import Condition
 from perturbdiff.guidance import CellValues, Constraint, Enforcement, Observed, Reference
 from perturbdiff.guidance._bounds import Bounds
 from perturbdiff.guidance._enforcement import Particles
-from perturbdiff.guidance._logic import Bound, conjuncts
+from perturbdiff.guidance._logic import Bound, InState, conjuncts
 from perturbdiff.guidance._search import Candidates, Found, search
 from perturbdiff.model import _fitted
 from perturbdiff.model._constrained_course import LatentCourse, Revealed
@@ -358,7 +358,14 @@ def _pilot_values(
 
 
 def _with_margin(bound: Bound, expected: CellValues, drawn: CellValues, *, margin: float) -> Bound:
-    """Means aimed inside their range, by how far the drawn ones scatter around expected ones."""
+    """Means aimed inside their range, by how far the drawn ones scatter around expected ones.
+
+    Shares of a state are aimed where the drawn share, not the mean probability of expected values,
+    is in range; drawing again does the rest.
+    """
+    if isinstance(bound, InState):
+        gap = bound.inside(drawn).double().mean() - bound.chance(expected).double().mean()
+        return bound.moved(-float(gap))
     if not isinstance(bound, Bounds) or bound.per == "cell":
         return bound
     scatter = (bound.rows(drawn) - bound.rows(expected)).flatten(0, -2).std(0, correction=0)

@@ -45,7 +45,7 @@ def test_what_is_reached_is_told_from_what_is_missed():
     lines = verdicts(one)
     assert next(line for line in lines if "Hard" in line).endswith("4 of 4 tasks. **reached**")
     tenth = [line for line in lines if "10 % tasks" in line]
-    assert len(tenth) == 7
+    assert len(tenth) == 6
     assert all("100% of sets" in line and line.endswith("**reached**") for line in tenth)
     (rare,) = [line for line in lines if line.startswith("- kind, 1%")]
     assert "sibling's best of 16 14% in 16.0 s a set" in rare

@@ -421,3 +421,19 @@ def test_order_of_projections_does_not_matter_where_genes_differ(reference, draf
     settle(draft, bounds)
     settle(other, bounds[::-1])
     assert torch.equal(draft.counts, other.counts)
+
+
+@pytest.mark.parametrize(
+    ("relation", "share", "expected"),
+    [
+        ("at_least", 0.5, (0.3, 1.0)),
+        ("at_most", 0.5, (0.0, 0.3)),
+        ("exactly", 0.5, (0.3, 0.3)),
+        ("at_least", 0.0, (0.0, 1.0)),
+        ("at_most", 0.1, (0.0, 0.0)),
+    ],
+)
+def test_limits_of_a_share_move_with_what_they_are_read_off(reference, relation, share, expected):
+    bound = ptd.StateFraction(Threshold(), "high", share, relation=relation).bind(reference)
+    moved = bound.moved(-0.2)
+    assert (moved.lower, moved.upper) == pytest.approx(expected)
