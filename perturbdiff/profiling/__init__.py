@@ -22,6 +22,7 @@ from perturbdiff.profiling._probe import (
     STEPS,
     Phase,
     Probe,
+    Span,
     Stage,
     watching,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "Probe",
     "Profiled",
     "Quote",
+    "Span",
     "Stage",
     "Subject",
     "Timing",
