@@ -1,6 +1,7 @@
 """Packages that only some parts need, and what to install for them."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -23,9 +24,25 @@ def needed(name: str, *, group: str) -> Any:
     ImportError
         When it is not installed.
     """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
+    require(name.partition(".")[0], group=group)
+    return import_module(name)
+
+
+def require(package: str, *, group: str) -> None:
+    """Refuse to go on without a package, which is not imported yet.
+
+    Parameters
+    ----------
+    package
+        Package.
+    group
+        Group of optional dependencies that it is of.
+
+    Raises
+    ------
+    ImportError
+        When it is not installed.
+    """
+    if find_spec(package) is None:
         msg = f"{package} is not installed. Run: pip install 'perturbdiff[{group}]'"
-        raise ImportError(msg, name=package) from error
+        raise ImportError(msg, name=package)

@@ -6,7 +6,7 @@ Everything is loaded when it is first used: a client needs httpx alone.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from perturbdiff._optional import needed
+from perturbdiff._optional import require
 
 if TYPE_CHECKING:
     from perturbdiff.serve._client import Client
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> object:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     for package in _NEEDS.get(name, ()):
-        needed(package, group="serve")
+        require(package, group="serve")
     return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
 
 

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
+import scipy.sparse as sp
 from anndata import AnnData
 from tqdm import tqdm
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import (
     BundleError,
-    ConfigError,
     ConstraintError,
     ExpressionError,
     GeneError,
@@ -25,6 +25,7 @@ from perturbdiff._errors import (
 )
 from perturbdiff._optional import needed
 from perturbdiff.config import DecodeConfig, SampleConfig
+from perturbdiff.data._library import LIBRARY_SIZE
 from perturbdiff.serve._formats import EVENTS, H5AD, from_h5ad, to_h5ad
 
 if TYPE_CHECKING:
@@ -211,21 +212,27 @@ class Client:
 
     def _controls(self, adata: AnnData) -> str:
         """Control cells of a file, without what the model does not read, in base64."""
-        if not isinstance(adata, AnnData):
-            raise ConfigError("adata", type(adata).__name__, rule="must be an AnnData, or None")
         about = self.about
-        key, layer, size = about["perturbation_key"], about["layer"], about["library_size_key"]
+        key, layer, size = (
+            about["perturbation_key"],
+            about["layer"],
+            about["library_size_key"] or LIBRARY_SIZE,
+        )
         if key in adata.obs:
             adata = adata[np.isin(adata.obs[key].astype(str), about["control"])]
         columns = [name for name in (key, *about["covariates"], size) if name in adata.obs]
         kept = AnnData(
             X=None if layer is not None and layer in adata.layers else adata.X,
             obs=adata.obs[columns].copy(),
-            var=adata.var[[]].copy(),
+            var=adata.var.copy(),
             layers={layer: adata.layers[layer]} if layer in adata.layers else None,
         )
-        if (scale := adata.uns.get(UNS_KEY, {}).get("scale")) is not None:
-            kept.uns[UNS_KEY] = {"scale": scale}
+        if adata.raw is not None:  # how many genes there were may say that some were left out
+            none = sp.csr_matrix((kept.n_obs, adata.raw.n_vars), dtype=np.float32)
+            kept.raw = AnnData(none, obs=kept.obs, var=adata.raw.var[[]].copy())
+        said = adata.uns.get(UNS_KEY)
+        if isinstance(said, Mapping):  # what the numbers are
+            kept.uns[UNS_KEY] = {name: said[name] for name in ("scale", "reading") if name in said}
         return base64.b64encode(to_h5ad(kept)).decode()
 
     def _asked(

@@ -56,10 +56,12 @@ class Flow:
         fail: Callable[[Job, BaseException], None],
         n_sets: int,
         n_plans: int,
+        drawn_mb: float,
     ) -> None:
         self.fitted, self.desk, self._say, self._fail = model.fitted, desk, say, fail
         self.engine = StepBatch(model.fitted.sampler, n_sets=n_sets)
         self.plans: Memo[Population] = Memo(n_plans)
+        self.cells: Memo[Draw] = Memo(int(drawn_mb * 1e6))
         self._lanes = model.fitted.lanes
         self._solving: dict[PlanKey, list[tuple[Job, Part]]] = {}  # who solves it is the first
         self._orders: dict[int, tuple[Job, list[Part]]] = {}
@@ -155,7 +157,9 @@ class Flow:
             part.asked.add(number)
             amount = len(part.block(number)) * part.config.set_size
             self.desk.put(
-                job.uid, partial(draw, self.fitted, part, number, lanes=self._lanes),
+                job.uid, partial(
+                    draw, self.fitted, part, number, lanes=self._lanes, known=self.cells
+                ),
                 then=partial(self._drawn, job, part, number=number), kind="draw", amount=amount,
             )  # fmt: skip
 

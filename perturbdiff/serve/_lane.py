@@ -42,20 +42,6 @@ class Lane:
             for name in names:
                 setattr(network, name, self._watched(getattr(network, name)))
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """Refuse settings that this kind of model does not have.
-
-        Raises
-        ------
-        UnknownKeyError
-            With the nearest that it has.
-        """
-        known = list(signature(self.model.predict).parameters)
-        for name in options:
-            if name not in known:
-                kind = f"{type(self.model).__name__}.predict"
-                raise UnknownKeyError(kind, name, known=known)
-
     def predict(self, request: PredictRequest, token: Token) -> AnnData:
         """Predicted cells.
 
@@ -128,6 +114,21 @@ class Lane:
             return function(*args, **kwargs)
 
         return call
+
+
+def check_options(model: Predictor, options: Mapping[str, Any]) -> None:
+    """Refuse settings that this kind of model does not have.
+
+    Raises
+    ------
+    UnknownKeyError
+        With the nearest that it has.
+    """
+    known = list(signature(model.predict).parameters)
+    for name in options:
+        if name not in known:
+            kind = f"{type(model).__name__}.predict"
+            raise UnknownKeyError(kind, name, known=known)
 
 
 def _own_copy(model: Predictor) -> Predictor:

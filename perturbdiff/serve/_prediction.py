@@ -18,6 +18,7 @@ from perturbdiff.model import _fitted
 from perturbdiff.model._fitted import Fitted, Recipe
 from perturbdiff.model._predictor import answer
 from perturbdiff.model._response import ResponseCells, ResponsePlan
+from perturbdiff.serve._memo import Memo
 from perturbdiff.serve._reading import Reading
 
 SETS_A_BLOCK = 16  # drawn at a time, so that nobody holds a thread or dense counts for long
@@ -151,18 +152,56 @@ def solve(fitted: Fitted, part: Part) -> Population:
     return Population(recipe=part.recipe, pilot=pilot, plan=plan)
 
 
-def draw(
-    fitted: Fitted, part: Part, number: int, *, lanes: Tensor
-) -> tuple[sp.csr_array, np.ndarray]:
+def draw(fitted: Fitted, part: Part, number: int, *, lanes: Tensor, known: Memo[Draw]) -> Draw:
     """Counts and library sizes of a block of sets.
+
+    Parameters
+    ----------
+    fitted
+        Model.
+    part
+        Condition; the sets of the block are there.
+    number
+        Of the block.
+    lanes
+        Noise lane of each gene.
+    known
+        Sets that were drawn before, by key and number.
+
+    Returns
+    -------
+    Of the cells that are wanted.
 
     Raises
     ------
     ExpressionError
         When what the network made is not finite.
     """
+    sets, size = part.block(number), part.config.set_size
+    found = [known.get((part.key, one)) for one in sets]
+    drawn = [one for one in found if one is not None]
+    if len(drawn) < len(sets):
+        counts, sizes = _draw(fitted, part, sets, lanes=lanes)
+        drawn = []
+        for place, one in enumerate(sets):
+            own = slice(place * size, (place + 1) * size)
+            each = counts[own], sizes[own]
+            drawn.append(known.put((part.key, one), each, weight=_weight(each)))
+    n_left = part.n_cells - sets.start * size
+    joined = sp.csr_array(sp.vstack([counts for counts, _ in drawn], format="csr"))
+    return joined[:n_left], np.concatenate([sizes for _, sizes in drawn])[:n_left]
+
+
+def _weight(drawn: Draw) -> int:
+    """Bytes that it takes."""
+    counts, sizes = drawn
+    arrays = (counts.data, counts.indices, counts.indptr, sizes)
+    return int(sum(array.nbytes for array in arrays))
+
+
+def _draw(fitted: Fitted, part: Part, sets: range, *, lanes: Tensor) -> Draw:
     assert part.population is not None  # a block is ready only then
-    sets, config = part.block(number), part.config
+    config = part.config
     latent = torch.stack([part.latent[one] for one in sets])
     require_finite(latent)
     task, controls = part.recipe.task, part.recipe.controls
@@ -175,9 +214,8 @@ def draw(
         keys=task.keys(sets, config, part.recipe.seed).flatten(),
         lanes=lanes,
     )
-    n_left = part.n_cells - first
-    counts = part.population.plan.draw(cells)[:n_left]
-    return sp.csr_array(counts.round().numpy()), cells.library_size[:n_left].numpy()
+    counts = part.population.plan.draw(cells).round().to(torch.int32)
+    return sp.csr_array(counts.numpy()), cells.library_size.numpy()
 
 
 def require_finite(latent: Tensor) -> None:

@@ -15,7 +15,7 @@ from perturbdiff.serve._desk import Desk, Done
 from perturbdiff.serve._flow import Flow, written
 from perturbdiff.serve._formats import dumps, plain
 from perturbdiff.serve._jobs import Job, Meters, NoMeters, Refusal, Reply, refused
-from perturbdiff.serve._lane import Lane
+from perturbdiff.serve._lane import Lane, check_options
 from perturbdiff.serve._pace import Pace, Size
 from perturbdiff.serve._reading import Reader
 from perturbdiff.serve._schemas import PredictRequest, Question, RankRequest
@@ -63,13 +63,16 @@ class Service:
             model, most_contexts=self.config.cached_controls, most_mb=self.config.max_body_mb
         )
         self._desk = Desk(self.config.desk_threads, self._inbox.put)
-        self._whole = {name: Desk(1, self._inbox.put) for name in ("small", "large")}
-        self._lane = Lane(model, most_mb=self.config.max_body_mb)
+        self._whole = {
+            name: (Desk(1, self._inbox.put), Lane(model, most_mb=self.config.max_body_mb))
+            for name in ("small", "large")
+        }
         self.flow: Flow | None = None
         if isinstance(model, SetDiffusion):
             self.flow = Flow(
                 model, self._desk, say=self._say, fail=self._fail,
                 n_sets=self.config.n_sets, n_plans=self.config.cached_plans,
+                drawn_mb=self.config.cached_cells_mb,
             )  # fmt: skip
         _ = model.checksum, model.fitted.baselines  # worked out before the first request
 
@@ -77,6 +80,10 @@ class Service:
     def backlog_s(self) -> float:
         """Seconds of work that were taken on and are not done, as quoted."""
         return sum(job.cost * job.share_left for job in self.jobs.values())
+
+    @property
+    def _desks(self) -> list[Desk]:
+        return [self._desk, *(desk for desk, _ in self._whole.values())]
 
     def post(self, call: Callable[[], None]) -> None:
         """Have something called in the thread that takes turns; from any thread."""
@@ -90,7 +97,7 @@ class Service:
         Parameters
         ----------
         uid
-            Name of the request.
+            Name of the request; one that is in the house already is not taken on again.
         route
             ``"predict"``, ``"quote"`` or ``"rank"``.
         body
@@ -100,6 +107,8 @@ class Service:
         watched
             Whether to tell its progress.
         """
+        if uid in self.jobs:
+            return
         if len(self.jobs) >= self.config.max_requests:
             self._out.append(refused(uid, self._full()))
             return
@@ -115,7 +124,7 @@ class Service:
         """Forget a request; what it had in the batch leaves before the next step."""
         if (job := self.jobs.pop(uid, None)) is not None:
             job.token.stop.set()
-            for desk in (self._desk, *self._whole.values()):
+            for desk in self._desks:
                 desk.drop(uid)
             if self.flow is not None:
                 self.flow.drop(job)
@@ -147,7 +156,7 @@ class Service:
         """End all threads."""
         for job in self.jobs.values():
             job.token.stop.set()
-        for desk in (self._desk, *self._whole.values()):
+        for desk in self._desks:
             desk.close()
 
     def _hear(self, wait_s: float) -> None:
@@ -209,7 +218,7 @@ class Service:
         if isinstance(request, RankRequest):
             request.wishes()
         else:
-            self._lane.check(asked.options)
+            check_options(self.model, asked.options)
         job.reading = self.reader.read(asked)
         return request
 
@@ -247,10 +256,9 @@ class Service:
         if shared and self.flow is not None:
             self.flow.start(job, config)
             return
-        lane = self._whole["small" if size.all_cells <= SMALL else "large"]
-        lane.put(
-            job.uid, partial(self._run, job), then=self._say, kind="whole", amount=size.all_cells
-        )
+        desk, lane = self._whole["small" if size.all_cells <= SMALL else "large"]
+        work = partial(self._run, job, lane)
+        desk.put(job.uid, work, then=self._say, kind="whole", amount=size.all_cells)
 
     def _shares_steps(self, request: Question) -> bool:
         plain_one = isinstance(request, PredictRequest) and not request.constraints
@@ -308,12 +316,12 @@ class Service:
                 reason = f"The request asks for {asked} {what}; at most {most}. Ask for fewer."
                 raise Refusal(422, reason)
 
-    def _run(self, job: Job) -> Reply:
+    def _run(self, job: Job, lane: Lane) -> Reply:
         """A request that runs as a whole; in a lane."""
         started = perf_counter()
         if isinstance(job.request, RankRequest):
-            rows = self._lane.rank(job.request, job.token)
+            rows = lane.rank(job.request, job.token)
             return Reply(uid=job.uid, body=dumps({"ranking": plain(rows)}))
-        pred = self._lane.predict(job.request, job.token)
+        pred = lane.predict(job.request, job.token)
         self.meters.phase("answer", perf_counter() - started)
         return written(job, pred)

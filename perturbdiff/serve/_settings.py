@@ -38,8 +38,9 @@ class ServeConfig(Settings):
         Seconds after which a request is given up, unless it asks for fewer.
     grace_s
         Seconds that running requests get after SIGTERM.
-    cached_controls, cached_plans
-        Contexts whose control cells stay read and encoded, and populations that stay solved.
+    cached_controls, cached_plans, cached_cells_mb
+        Contexts whose control cells stay read and encoded, populations that stay solved, and
+        millions of bytes of cells that stay drawn.
     cost_model
         Have the cost model measure the machine before the first request, where it did not yet.
     """
@@ -64,6 +65,7 @@ class ServeConfig(Settings):
     grace_s: float = 30.0
     cached_controls: int = 64
     cached_plans: int = 256
+    cached_cells_mb: float = 64.0
     cost_model: bool = True
 
     def __post_init__(self) -> None:

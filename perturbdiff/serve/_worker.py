@@ -56,7 +56,7 @@ class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
             torch.set_num_threads(self.config.threads)
             torch.set_float32_matmul_precision("medium")
         model = load(self.bundle, device=device)
-        self.service = Service(model, self.config, meters=WorkerMeters())  # type: ignore[arg-type]
+        self.service = Service(model, self.config, meters=WorkerMeters())
         if self.config.cost_model:
             self.service.measure()
         self.lock = self.board.born(worker_number())

@@ -171,6 +171,15 @@ def test_who_waited_for_a_cancelled_request_is_answered_all_the_same(service, mo
     assert not service.flow._solving
 
 
+def test_a_request_that_comes_twice_is_answered_once(service):
+    for _ in range(2):
+        service.submit("it", "predict", body(seed=13))
+    found, _ = answers(service, 1)
+    assert found["it"].status == 200
+    assert not service.jobs
+    assert service.turn(0.3) == []
+
+
 # Cancelling, deadlines, progress
 
 
