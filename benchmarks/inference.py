@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.environment import environment
 from benchmarks.inference_batches import both, drawn_runs
+from benchmarks.inference_devices import placements
 from benchmarks.inference_models import GENES, Models
 from benchmarks.inference_quotes import process_clock, quoted
 from benchmarks.inference_report import told
@@ -64,6 +65,7 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "batches": lambda run: both(run.models, run.genes),
     "step": lambda run: step_shares(run.models),
     "overhead": lambda run: sampling_overhead(run.models),
+    "devices": lambda run: placements(run.models),
     "quotes": _quotes,
 }
 """Each answers one question and returns what JSON knows; its words are in ``inference_report``."""

@@ -69,7 +69,7 @@ def crossover(first: list[float], second: list[float]) -> int | None:
     return None
 
 
-def _tasks(model: Any, models: Models, n_cells: int) -> Any:
+def task_of(model: Any, models: Models, n_cells: int) -> Any:
     """The condition that is asked for, ready to sample."""
     question = model._ask(None, **models.question, n_cells=n_cells)
     condition, controls = model._with_controls_of(question)[0]
@@ -80,7 +80,7 @@ def _tasks(model: Any, models: Models, n_cells: int) -> Any:
 def _diffused(models: Models, model: Any, n_cells: int) -> dict[str, Any]:
     size = min(n_cells, 32)
     config, n_sets = ptd.SampleConfig(set_size=size), -(-n_cells // size)
-    task = _tasks(model, models, n_cells)
+    task = task_of(model, models, n_cells)
 
     def work() -> Any:
         model.probe_points().forget()
@@ -101,7 +101,7 @@ def _diffused(models: Models, model: Any, n_cells: int) -> dict[str, Any]:
 def _written(models: Models, model: Any, n_cells: int) -> dict[str, Any]:
     each = min(n_cells, AT_ONCE)
     config = replace(plain_decoding()["decode"], set_size=each)
-    cost = DecoderCost(model.fitted, _tasks(model, models, each), config)
+    cost = DecoderCost(model.fitted, task_of(model, models, each), config)
     device, n_genes = torch.device(models.device), cost.n_genes
     reaches = np.unique(np.linspace(1, n_genes, LENGTHS).round().astype(int)).tolist()
     with torch.inference_mode():

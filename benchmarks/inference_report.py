@@ -151,10 +151,42 @@ def _overhead(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _devices(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [r["way"], r["devices"], r["latency"], r["throughput"], r["memory"] / _MEBI]
+        for r in found["rows"]
+    ]
+    pools = found["pools"]
+    apart = [
+        [r["prefill"], r["decode"], r["latency"], r["throughput"], r["memory"] / _MEBI,
+         r["decode_memory"] / _MEBI]
+        for r in pools["rows"]
+    ]  # fmt: skip
+    return [
+        "## More devices, on paper",
+        "",
+        "Nothing ran on several devices: formulas (tested against a simulation of events) on costs "
+        f"measured on one. A batch of {found['sets']} sets; a pipeline cuts memory, not latency.",
+        "",
+        markdown(["way", "devices", "latency, s", "batches/s", "MiB a device"], rows),
+        "",
+        f"The sibling with prefill and decode apart, requests of {pools['cells']} cells, "
+        f"{pools['slots']} in the slots of a decode worker; balanced at {pools['balance']:.3f} "
+        "prefill workers for each decode worker.",
+        "",
+        markdown(
+            ["prefill workers", "decode workers", "latency, s", "requests/s", "MiB prefill",
+             "MiB decode"],
+            apart,
+        ),
+    ]  # fmt: skip
+
+
 TOLD: dict[str, Told] = {
     "machine": _machine,
     "batches": _batches,
     "quotes": _quotes,
     "step": _step,
     "overhead": _overhead,
+    "devices": _devices,
 }
