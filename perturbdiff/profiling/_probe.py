@@ -195,9 +195,9 @@ class Probe:
         weights
             Parameters and buffers of the networks.
 
-        Yields
-        ------
-        The counter; phases have its figures afterwards.
+        Returns
+        -------
+        A context manager that hands out the counter; phases have its figures afterwards.
         """
         counting = Counting({"weight_bytes": weights}, phase=lambda: self.phase)
         self.counting = counting
@@ -222,9 +222,9 @@ def watching(probe: Probe, stages: Sequence[Stage]) -> Iterator[Probe]:
     stages
         What is watched.
 
-    Yields
-    ------
-    The probe.
+    Returns
+    -------
+    A context manager that hands out the probe.
     """
     put_back: list[tuple[object, str, Any]] = []
     missing = object()
