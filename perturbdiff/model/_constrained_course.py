@@ -28,6 +28,7 @@ from perturbdiff.model._questions import forked_partners
 from perturbdiff.model._response import ResponseCells, ResponsePlan
 
 _SETS_AT_ONCE = 64
+_DRAWS_AT_ONCE = 256  # sets whose counts are drawn together
 _REDRAW = 1 << 20  # branches that no search forks
 
 
@@ -195,46 +196,48 @@ class LatentCourse:
         rows = anew.nonzero()[:, 0]
         if not self.free_partners or not len(rows):
             return candidates
-        n_controls, keys = len(self.recipe.controls), candidates.draw_key.clone()
-        partner, estimate = candidates.partner.clone(), estimate[rows]
+        n_controls = len(self.recipe.controls)
         kept = candidates[rows]
         kept = replace(kept, partner=forked_partners(kept.draw_key, n_controls))
-        if self.ways.redraws > 1:
-            kept = self._screened(kept, estimate)
+
+        def draw(places: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+            keys = forked_keys(kept.draw_key[places], _REDRAW + turns)
+            return keys, forked_partners(keys, n_controls)
+
+        kept, _, _ = self._best_draws(kept, estimate[rows], draw)
+        partner, keys = candidates.partner.clone(), candidates.draw_key.clone()
         partner[rows], keys[rows] = kept.partner, kept.draw_key
         along = self.recipe.task.control[partner].to(candidates.context.partner.device)
         context = replace(candidates.context, partner=along)
         return replace(candidates, partner=partner, draw_key=keys, context=context)
 
-    def _screened(self, first: Candidates, estimate: Tensor) -> Candidates:
-        """For each candidate the best of some draws of control cells and counts."""
-        n_controls = len(self.recipe.controls)
-
-        def draw(some: Candidates, turn: int) -> Candidates:
-            keys = forked_keys(some.draw_key, _REDRAW + turn)
-            return replace(some, draw_key=keys, partner=forked_partners(keys, n_controls))
-
-        return self._best_draws(first, draw, lambda one, rows: self._judged(one, estimate[rows]))[0]
-
     def _best_draws(
         self,
         candidates: Candidates,
-        draw: Callable[[Candidates, int], Candidates],
-        judge: Callable[[Candidates, Tensor], tuple[Tensor, Tensor]],
+        x0: Tensor,
+        draw: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Candidates, Tensor, Bool[Tensor, " sets"]]:
-        """The first draw of each that obeys, else the least violating; energy; whether it obeys."""
-        keys, partner = candidates.draw_key.clone(), candidates.partner.clone()
-        energy, satisfied = judge(candidates, torch.arange(len(keys)))
-        for turn in range(1, self.ways.redraws):
-            waiting = (~satisfied).nonzero()[:, 0]
-            if not len(waiting):
-                break
-            again = draw(candidates[waiting], turn)
-            found, obeys = judge(again, waiting)
-            better = obeys | (found < energy[waiting])
-            rows = waiting[better]
-            keys[rows], partner[rows] = again.draw_key[better], again.partner[better]
-            energy[rows], satisfied[rows] = found[better], obeys[better]
+        """The first draw of each that obeys, else the least violating; energy; whether it obeys.
+
+        ``draw`` gives keys and control cells of further draws: of which candidates, which draws.
+        """
+        owner, keys, partner = candidates.owner, candidates.draw_key, candidates.partner
+        keys, partner, turn = keys.clone(), partner.clone(), 1
+        energy, satisfied = self._judged(owner, partner, keys, x0=x0)
+        while turn < self.ways.redraws and len(waiting := (~satisfied).nonzero()[:, 0]):
+            count = len(waiting)
+            block = min(self.ways.redraws - turn, max(_DRAWS_AT_ONCE // count, 1))
+            places = waiting.repeat(block)
+            turns = torch.arange(turn, turn + block).repeat_interleave(count)
+            new_keys, new_partner = draw(places, turns[:, None])
+            found, obeys = self._judged(owner[places], new_partner, new_keys, x0=x0[places])
+            rank = torch.where(obeys, -1.0, found).view(block, count)
+            pick = rank.argmin(0) * count + torch.arange(count)  # the first of equals
+            better = obeys[pick] | (found[pick] < energy[waiting])
+            rows, pick = waiting[better], pick[better]
+            keys[rows], partner[rows] = new_keys[pick], new_partner[pick]
+            energy[rows], satisfied[rows] = found[pick], obeys[pick]
+            turn += block
         return replace(candidates, draw_key=keys, partner=partner), energy, satisfied
 
     def _initial(self, keys: Tensor) -> State:
@@ -309,16 +312,18 @@ class LatentCourse:
 
     def reveal(self, candidates: Candidates) -> Revealed:
         """What the latent values of these candidates mean."""
-        size = self.config.set_size
-        number = candidates.owner[:, None] * size + torch.arange(size)
-        rows = candidates.partner.flatten()
+        return self._revealed(candidates.owner, candidates.partner, candidates.draw_key)
+
+    def _revealed(self, owner: Tensor, partner: Tensor, keys: Tensor) -> Revealed:
+        size, rows = self.config.set_size, partner.flatten()
         cells = ResponseCells.make(
             torch.zeros(len(rows), len(self.genes), dtype=torch.float64),
             self.own_counts[rows],
             self.own_size[rows],
-            keys=candidates.draw_key.flatten(),
+            keys=keys.flatten(),
             lanes=self.lanes,
         )
+        number = owner[:, None] * size + torch.arange(size)
         return Revealed(cells=cells, plan=self.small_plan, decoder=self.decoder, number=number)
 
     def _note(self, state: State, reveal: Revealed, step: int) -> None:
@@ -342,18 +347,21 @@ class LatentCourse:
 
         They are drawn by the numbers that the counts will be drawn by in the end.
         """
-        return self._judged(candidates, candidates.state.history)[0]
+        owner, partner, keys = candidates.owner, candidates.partner, candidates.draw_key
+        return self._judged(owner, partner, keys, x0=candidates.state.history)[0]
 
     def verdict(self, candidates: Candidates) -> tuple[Candidates, Tensor, Bool[Tensor, " sets"]]:
         """Finished cells with the first draw that obeys, or the least violating one."""
+        own = candidates.state.key.to(candidates.draw_key.device)
 
-        def draw(some: Candidates, turn: int) -> Candidates:
-            keys = some.state.key.to(some.draw_key.device)
-            return replace(some, draw_key=forked_keys(keys, 2 * _REDRAW + turn))
+        def draw(places: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+            return forked_keys(own[places], 2 * _REDRAW + turns), candidates.partner[places]
 
-        return self._best_draws(candidates, draw, lambda one, _: self._judged(one, one.state.x))
+        return self._best_draws(candidates, candidates.state.x, draw)
 
-    def _judged(self, candidates: Candidates, x0: Tensor) -> tuple[Tensor, Bool[Tensor, " sets"]]:
+    def _judged(
+        self, owner: Tensor, partner: Tensor, keys: Tensor, *, x0: Tensor
+    ) -> tuple[Tensor, Bool[Tensor, " sets"]]:
         """Energy of the counts that these latent values would give, and whether they obey."""
         with torch.no_grad():
-            return judged(self.bounds, self.reveal(candidates).drawn(x0))
+            return judged(self.bounds, self._revealed(owner, partner, keys).drawn(x0))
