@@ -18,7 +18,10 @@ TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 TOOLS = ("pp", "tl", "pl")
 USED = {  # rooms that users call; the others are read by those who change them
     "perturbdiff",
-    *(f"perturbdiff.{room}" for room in ("data", "data.datasets", "metrics", "profiling", "train", *TOOLS)),
+    *(
+        f"perturbdiff.{room}"
+        for room in ("data", "data.datasets", "metrics", "profiling", "train", *TOOLS)
+    ),
 }
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 ROOMS = sorted(
