@@ -3,15 +3,21 @@
 N cells, G genes, Q nodes.
 """
 
+from functools import cache
+
 import numpy as np
 import torch
 from jaxtyping import Float
 from scipy import special
+from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 _REACH = 6.0
 _NODES = 193
 _LEAST = -30.0
+_NONE = 1e-6  # dispersion that changes nothing
+_MOST = 1e4
+_DISPERSIONS = 600
 
 
 class ResponseFactors:
@@ -34,13 +40,9 @@ class ResponseFactors:
 
     def __init__(self, dispersion: Float[Tensor, " genes"]) -> None:
         self.dispersion = dispersion
-        node = np.linspace(-_REACH, _REACH, _NODES)
-        spread = dispersion.detach().cpu().double().numpy()[:, None].clip(min=1e-8)
-        low = special.gammaincinv(1 / spread, special.ndtr(node))
-        high = special.gammainccinv(1 / spread, special.ndtr(-node))
-        quantile = np.where(node < 0, low, high) * spread
-        table = np.log(np.maximum(quantile, np.exp(_LEAST)))
-        table = np.where(spread > 1e-6, table, 0.0)
+        spread = dispersion.detach().cpu().double().numpy()
+        table = _log_quantiles()(np.log(spread.clip(_NONE, _MOST))).clip(min=_LEAST)
+        table[spread <= _NONE] = 0.0
         self.table = torch.from_numpy(table).to(dispersion)
 
     def log(self, score: Float[Tensor, "cells genes"]) -> Float[Tensor, "cells genes"]:
@@ -50,6 +52,25 @@ class ResponseFactors:
         gene = torch.arange(score.shape[-1], device=score.device)
         low, high = self.table[gene, left], self.table[gene, left + 1]
         return low + (place - left) * (high - low)
+
+
+@cache
+def _log_quantiles() -> CubicSpline:
+    """Log of the factor at every node of the score, as a function of log dispersion.
+
+    The incomplete gamma function is inverted once for all genes: between dispersions, quantiles are
+    smooth. Where they are too small for a number, ``P(a, x) → x^a / Γ(a + 1)`` says what they are.
+    """
+    node = np.linspace(-_REACH, _REACH, _NODES)
+    log_spread = np.linspace(np.log(_NONE), np.log(_MOST), _DISPERSIONS)
+    spread = np.exp(log_spread)[:, None]
+    low = special.gammaincinv(1 / spread, special.ndtr(node))
+    high = special.gammainccinv(1 / spread, special.ndtr(-node))
+    quantile = np.where(node < 0, low, high)
+    tiny = (special.log_ndtr(node) + special.gammaln(1 + 1 / spread)) * spread
+    exact = quantile > 1e-30
+    log = np.where(exact, np.log(np.where(exact, quantile, 1.0)), tiny)
+    return CubicSpline(log_spread, log + log_spread[:, None])
 
 
 def copula_scores(
