@@ -71,11 +71,14 @@ class Flow:
         reading, seed = job.reading, job.request.seed
         assert reading is not None  # it was read
         asked = zip(reading.conditions, reading.controls, strict=True)
-        unknown = [self.plans.get((c, own.digest, seed, config)) is None for c, own in asked]
+        keys: list[PlanKey] = [(c, own.digest, seed, config) for c, own in asked]
+        n_sets = -(-job.request.n_cells // config.set_size)
+        drawn = [(key, one) in self.cells for key in keys for one in range(n_sets)]
         return Size(
             n_conditions=len(reading.conditions),
             n_cells=job.request.n_cells,
-            n_solves=sum(unknown),
+            n_solves=sum(key not in self.plans for key in keys),
+            n_drawn=sum(drawn) * config.set_size,
             n_genes=len(reading.model.registry.genes),
             config=config,
         )
@@ -156,11 +159,13 @@ class Flow:
         for number in part.ready():
             part.asked.add(number)
             amount = len(part.block(number)) * part.config.set_size
+            again = all((part.key, one) in self.cells for one in part.block(number))
             self.desk.put(
                 job.uid, partial(
                     draw, self.fitted, part, number, lanes=self._lanes, known=self.cells
                 ),
-                then=partial(self._drawn, job, part, number=number), kind="draw", amount=amount,
+                then=partial(self._drawn, job, part, number=number),
+                kind="recall" if again else "draw", amount=amount,
             )  # fmt: skip
 
     def _drawn(self, job: Job, part: Part, drawn: Draw, *, number: int) -> None:

@@ -19,6 +19,9 @@ class Memo(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
+
     @property
     def weight(self) -> int:
         """What all values weigh."""

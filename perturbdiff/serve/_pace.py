@@ -29,6 +29,7 @@ class Size:
     n_cells: int  # of each condition
     n_solves: int  # populations that nobody solved yet
     n_genes: int
+    n_drawn: int = 0  # cells, over all conditions, that are there already
     config: SampleConfig | None = None  # None where it runs as a whole
 
     @property
@@ -84,7 +85,9 @@ class Pace:
             "read": rate["read"],
             "denoise": size.set_steps * rate["set_step"],
             "solve": size.n_solves * rate["solve"],
-            "draw": self._of(size.all_cells, "draw" if size.config else "whole"),
+            "draw": self._of(
+                max(size.all_cells - size.n_drawn, 0), "draw" if size.config else "whole"
+            ),
             "write": self._of(size.all_cells, "write"),
         }
         dense = min(size.all_cells, 2 * PILOT_CELLS) * size.n_genes * 8

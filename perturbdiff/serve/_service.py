@@ -78,8 +78,9 @@ class Service:
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of work that were taken on and are not done, as quoted."""
-        return sum(job.cost * job.share_left for job in self.jobs.values())
+        """Seconds until everything that was taken on is done, as quoted."""
+        work = sum(job.cost * job.share_left for job in self.jobs.values())
+        return work / self.config.desk_threads
 
     @property
     def _desks(self) -> list[Desk]:
