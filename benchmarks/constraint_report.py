@@ -86,9 +86,12 @@ def _observed(one: Mapping[str, Any]) -> Iterator[str]:
 def report_of(result: Mapping[str, Any], *, about: str) -> str:
     """The report."""
     parts = ["# Constraints", "", about.split("\n\n", 2)[-1].strip(), ""]
-    parts += [f"Made by `{result['command']}`, {_made_with(result)}.", ""]
     for one in result["questions"]:
-        parts += [f"## Read: {_name(one)}", "", *verdicts(one), ""]
+        made = (
+            f"Made by `{one['command']}`, {_made_with(one)}; {one['n_sets']} sets a way, "
+            f"thresholds from {one['n_free_sets']} sets, {one['n_sibling_sets']} of the sibling."
+        )
+        parts += [f"## Read: {_name(one)}", "", made, "", *verdicts(one), ""]
     parts += [
         "Ratios are over tasks whose unconstrained distance is above "
         f"{LEAST}. A function has no gradient and no projection, so soft and hard refuse it. "
@@ -108,8 +111,8 @@ def report_of(result: Mapping[str, Any], *, about: str) -> str:
     return "\n".join(parts)
 
 
-def _made_with(result: Mapping[str, Any]) -> str:
-    made = result["made_with"]
+def _made_with(one: Mapping[str, Any]) -> str:
+    made = one["made_with"]
     return f"commit {made['commit'][:7]}, {made['cpu']}, threads: {made['threads']}"
 
 

@@ -195,6 +195,7 @@ def main() -> None:
     add("--accelerator", default="auto")
     add("--models", type=Path, default=HERE / "cache" / "constraints", help="where models are kept")
     add("--out", type=Path, help="JSON file; report and picture go beside it")
+    add("--only", choices=("simulated", "kang2018"), help="one question; the JSON keeps the other")
     add("--again", action="store_true", help="make report and picture from the JSON that is there")
     options = parser.parse_args()
     if options.threads:
@@ -206,10 +207,13 @@ def main() -> None:
     if options.again:
         show(json.loads(out.read_text(encoding="utf-8")), out)
         return
-    result: dict[str, Any] = {
+    result: dict[str, Any] = {"questions": []}
+    if options.only and out.exists():
+        before = json.loads(out.read_text(encoding="utf-8"))["questions"]
+        result["questions"] = [one for one in before if one["name"] != options.only]
+    made = {
         "command": " ".join(["python -m benchmarks.constraints", *shown(sys.argv[1:])]),
         "made_with": environment(),
-        "questions": [],
     }
     for one in questions(options):
         study = Study(
@@ -218,7 +222,7 @@ def main() -> None:
             n_sibling=options.sibling_sets,
             n_sets=options.sets,
         )
-        result["questions"].append(study.result(RATES) | {"observed": observed(one)})
+        result["questions"].append(study.result(RATES) | {"observed": observed(one)} | made)
         write_json(out, result)
     show(result, out)
 
@@ -226,8 +230,9 @@ def main() -> None:
 def questions(options: argparse.Namespace) -> Iterator[Question]:
     """The simulated one, and that of the file."""
     recipe = Recipe(steps=options.steps, n_top_genes=None, accelerator=options.accelerator)
-    yield simulated_question(recipe, options.models)
-    if options.kang:
+    if options.only != "kang2018":
+        yield simulated_question(recipe, options.models)
+    if options.kang and options.only != "simulated":
         import anndata  # noqa: PLC0415
 
         adata = anndata.read_h5ad(options.kang)

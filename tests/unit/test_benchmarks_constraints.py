@@ -35,9 +35,11 @@ def made_up(*, share=1.0, distance=0.2):
         "calls_per_trajectory": 18, "sibling_calls_per_set": 400.0, "sibling_seconds_per_set": 1.0,
         "tasks": [row(rate, per_cell) for rate in (0.5, 0.1, 0.01) for per_cell in (False, True)],
         "observed": {"mae_of_cells": mae, "mae_of_means": mae | {"observed": 0.4}},
+        "command": "python -m benchmarks.constraints", "n_sets": 12, "n_free_sets": 512,
+        "n_sibling_sets": 40,
+        "made_with": {"commit": "0123456789", "cpu": "a processor", "threads": 1},
     }  # fmt: skip
-    made = {"commit": "0123456789", "cpu": "a processor", "threads": 1}
-    return {"command": "python -m benchmarks.constraints", "made_with": made, "questions": [one]}
+    return {"questions": [one]}
 
 
 def test_what_is_reached_is_told_from_what_is_missed():
