@@ -5,7 +5,9 @@ data, so it is measured on the model's own conditions and the very control cells
 
     a + b · contexts + c · conditions + d · cells
 
-with coefficients of at least 0, fitted to relative errors.
+with coefficients of at least 0, fitted to relative errors. Memory is the larger of what solving on
+the pilot takes and what drawing the cells of one condition takes, and the counts of the other
+conditions, which wait for the answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _SEED = 1 << 40  # far from seeds that people choose
 _REPEATS = 2
 _MANY = 1024  # cells beyond the pilot, so that the time of a cell can be told
+_COUNT_BYTES = 8
 _CONTROLS = 512  # of each context, where a model was not given a file
 
 
@@ -68,10 +71,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class RestCost:
-    """Coefficients by phase, and those of memory."""
+    """Coefficients by phase, and of memory: fixed, for a cell drawn, and for a cell that waits."""
 
     seconds: dict[str, tuple[float, ...]]
-    memory: tuple[float, ...]
+    memory: tuple[float, float, float]
     spread: float
 
     def phases(self, request: Request) -> dict[str, float]:
@@ -80,7 +83,9 @@ class RestCost:
 
     def memory_bytes(self, request: Request) -> float:
         """Most bytes at once."""
-        return float(np.dot(request.features, self.memory))
+        fixed, drawn, waiting = self.memory
+        others = (request.conditions - 1) * request.cells
+        return max(fixed, drawn * request.cells) + waiting * others
 
 
 def own_controls(model: "NetworkPredictor[Any, Any, Any]") -> AnnData:
@@ -164,7 +169,7 @@ def rest_cost(
     if (known := read_cache(path)) is not None:
         return RestCost(
             seconds={name: tuple(each) for name, each in known["seconds"].items()},
-            memory=tuple(known["memory"]),
+            memory=(known["memory"][0], known["memory"][1], known["memory"][2]),
             spread=known["spread"],
         )
     runs = _Runs(model, file, settings=settings, missing_genes=missing_genes, shorten=shorten)
@@ -205,11 +210,12 @@ class _Runs:
         seconds = {
             name: _solved(features, np.array([found[name] for found in times])) for name in times[0]
         }
-        memory = np.array([self.peak(one) for one in asked], float)
+        fixed, drawn = self.peak(few), self.peak(asked[1]) / asked[1].cells
+        waiting = _COUNT_BYTES * len(self.model.registry.genes)
         whole = np.array([sum(found.values()) for found in times])
         fitted = sum(features @ np.array(each) for each in seconds.values())
         spread = float(np.abs(fitted / whole - 1).max())
-        return RestCost(seconds=seconds, memory=_solved(features, memory), spread=spread)
+        return RestCost(seconds=seconds, memory=(fixed, drawn, waiting), spread=spread)
 
     def seconds(self, request: Request) -> dict[str, float]:
         """Least seconds of each phase, the network's calls taken out."""
@@ -220,12 +226,12 @@ class _Runs:
             found[name] += phase.outside_network
         return {name: seconds for name, seconds in found.items() if seconds > 0}
 
-    def peak(self, request: Request) -> int:
+    def peak(self, request: Request) -> float:
         """Most bytes of tensors at once, and the answer."""
         probe = Probe()
         with probe.counts(self.model.probe_points().weights) as counting:
             self.run(request, probe)
-        return counting.peak_bytes + self.answer_bytes
+        return float(counting.peak_bytes + self.answer_bytes)
 
     def run(self, request: Request, probe: Probe) -> Probe:
         """One prediction."""

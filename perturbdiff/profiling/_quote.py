@@ -15,7 +15,8 @@ class Quote:
     seconds, low, high
         Expected time, and the range that most runs on an otherwise idle machine fall in.
     memory_bytes
-        Most that tensors and the answer take at once, beyond what is loaded already.
+        Most that tensors and the answer take at once, beyond what is loaded already. A process may
+        grow by half as much again, since memory that was freed is not used again to the full.
     network_calls
         Calls of the network.
     work
