@@ -6,12 +6,12 @@ data, so it is measured on the model's own conditions and the very control cells
     a + b · contexts + c · conditions + d · cells
 
 with coefficients of at least 0, fitted to relative errors. Memory is the larger of what solving on
-the pilot takes and what drawing the cells of one condition takes, and the counts of the other
-conditions, which wait for the answer.
+the pilot takes and what drawing the cells of one condition takes (which was counted for two numbers
+of cells), and the other conditions, which wait for the answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _SEED = 1 << 40  # far from seeds that people choose
 _REPEATS = 2
 _MANY = 1024  # cells beyond the pilot, so that the time of a cell can be told
-_COUNT_BYTES = 8
 _CONTROLS = 512  # of each context, where a model was not given a file
 
 
@@ -71,10 +70,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class RestCost:
-    """Coefficients by phase, and of memory: fixed, for a cell drawn, and for a cell that waits."""
+    """Coefficients by phase; bytes at most for some numbers of cells, and for a cell that waits."""
 
     seconds: dict[str, tuple[float, ...]]
-    memory: tuple[float, float, float]
+    peaks: tuple[tuple[float, float], ...]
+    waiting: float
     spread: float
 
     def phases(self, request: Request) -> dict[str, float]:
@@ -83,9 +83,11 @@ class RestCost:
 
     def memory_bytes(self, request: Request) -> float:
         """Most bytes at once."""
-        fixed, drawn, waiting = self.memory
-        others = (request.conditions - 1) * request.cells
-        return max(fixed, drawn * request.cells) + waiting * others
+        (_, least), (some, drawn), (many, most) = self.peaks
+        near = drawn * request.cells / some
+        further = drawn + (most - drawn) * (request.cells - some) / (many - some)
+        own = max(least, near if request.cells <= some else further)
+        return own + self.waiting * (request.conditions - 1) * request.cells
 
 
 def own_controls(model: "NetworkPredictor[Any, Any, Any]") -> AnnData:
@@ -169,12 +171,13 @@ def rest_cost(
     if (known := read_cache(path)) is not None:
         return RestCost(
             seconds={name: tuple(each) for name, each in known["seconds"].items()},
-            memory=(known["memory"][0], known["memory"][1], known["memory"][2]),
+            peaks=tuple((cells, peak) for cells, peak in known["peaks"]),
+            waiting=known["waiting"],
             spread=known["spread"],
         )
     runs = _Runs(model, file, settings=settings, missing_genes=missing_genes, shorten=shorten)
     cost = runs.measured()
-    write_cache(path, {"seconds": cost.seconds, "memory": cost.memory, "spread": cost.spread})
+    write_cache(path, asdict(cost))
     return cost
 
 
@@ -210,12 +213,13 @@ class _Runs:
         seconds = {
             name: _solved(features, np.array([found[name] for found in times])) for name in times[0]
         }
-        fixed, drawn = self.peak(few), self.peak(asked[1]) / asked[1].cells
-        waiting = _COUNT_BYTES * len(self.model.registry.genes)
+        sizes = [few, asked[1], replace(few, cells=2 * asked[1].cells)]
+        peaks = tuple((float(one.cells), self.peak(one)) for one in sizes)
+        waiting = self.answer_bytes / sizes[-1].cells
         whole = np.array([sum(found.values()) for found in times])
         fitted = sum(features @ np.array(each) for each in seconds.values())
         spread = float(np.abs(fitted / whole - 1).max())
-        return RestCost(seconds=seconds, memory=(fixed, drawn, waiting), spread=spread)
+        return RestCost(seconds=seconds, peaks=peaks, waiting=waiting, spread=spread)
 
     def seconds(self, request: Request) -> dict[str, float]:
         """Least seconds of each phase, the network's calls taken out."""

@@ -217,11 +217,14 @@ def test_a_request_counts_what_takes_time():
     request = Request(contexts=2, conditions=3, cells=10)
     assert request.features == (1.0, 2, 3, 30)
     cost = _quote_rest.RestCost(
-        seconds={"a": (1.0, 0.0, 2.0, 0.1)}, memory=(5.0, 0.7, 0.1), spread=0.0
-    )
+        seconds={"a": (1.0, 0.0, 2.0, 0.1)}, waiting=0.5, spread=0.0,
+        peaks=((1.0, 5.0), (20.0, 40.0), (40.0, 60.0)),
+    )  # fmt: skip
     assert cost.phases(request) == {"a": pytest.approx(10.0)}
-    assert cost.memory_bytes(request) == pytest.approx(0.7 * 10 + 0.1 * 20)
-    assert cost.memory_bytes(replace(request, conditions=1, cells=1)) == 5
+    assert cost.memory_bytes(request) == 20 + 0.5 * 20
+    alone = replace(request, conditions=1)
+    found = [cost.memory_bytes(replace(alone, cells=n)) for n in (1, 20, 40, 100)]
+    assert found == [5, 40, 60, 120]
     assert cost.phases(replace(request, cells=0))["a"] == 7
 
 
