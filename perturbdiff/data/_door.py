@@ -293,4 +293,4 @@ def _numbers(
 def _whole(matrix: sp.csr_array) -> sp.csr_array:
     """Counts as integers, as narrow as they fit."""
     wide = len(matrix.data) > 0 and matrix.data.max() > np.iinfo(np.int32).max
-    return matrix.astype(np.int64 if wide else np.int32)
+    return matrix.astype(np.int64 if wide else np.int32, copy=False)

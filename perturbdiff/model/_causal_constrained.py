@@ -38,6 +38,7 @@ from perturbdiff.model._constrained_report import (
     support,
     tree_table,
 )
+from perturbdiff.model._fitted import Drawn, as_drawn
 from perturbdiff.model._questions import forked_partners
 from perturbdiff.model._response import ResponseCells, ResponsePlan
 
@@ -98,13 +99,13 @@ def written_with(
         )
         for one, rule in zip(asked, rules, strict=True)
     ]  # fmt: skip
-    drawn = [answer.run() for answer in answers]
+    parts = [as_drawn(*answer.run()) for answer in answers]
     report = pd.concat([answer.report for answer in answers], ignore_index=True)
     warn_of(report)
     genes = fitted.vocabulary.registry.genes
     real = sorted({int(gene) for answer in answers for gene in answer.real.nonzero()[:, 0]})
     return Constrained(
-        drawn=drawn,
+        drawn=parts,
         nfe=sum(answer.nfe for answer in answers),
         report=report,
         course=joined_tables([]),
@@ -114,19 +115,19 @@ def written_with(
 
 
 def _plain(
-    make: Callable[..., tuple[list[tuple[Tensor, Tensor]], int]],
+    make: Callable[..., tuple[list[Drawn], int]],
     asked: Sequence[Asked],
     **settings: Any,
 ) -> Constrained:
     """Without constraints: what the model answers, and nothing more."""
-    drawn, nfe = make(
+    cells, nfe = make(
         [one.condition for one in asked],
         [one.controls for one in asked],
         [one.target for one in asked],
         **settings,
     )
     none = pd.DataFrame()
-    return Constrained(drawn=drawn, nfe=nfe, report=none, course=none, tree=none, real_valued=())
+    return Constrained(drawn=cells, nfe=nfe, report=none, course=none, tree=none, real_valued=())
 
 
 @dataclass(kw_only=True, eq=False)
@@ -208,7 +209,7 @@ class CausalAnswer:
             )
             assert known is not None  # `respond` has just solved it
             _, self.plan = known
-        return counts.double()
+        return torch.from_numpy(counts.toarray()).double()
 
     def _draw(self, task: CountTask, sets: Sequence[int]) -> Float[Tensor, "cells genes"]:
         """Counts of some sets, each gene within its mask."""

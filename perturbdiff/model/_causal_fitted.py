@@ -31,7 +31,7 @@ from perturbdiff.config import DecodeConfig, DecoderConfig, SampleConfig
 from perturbdiff.data import Condition
 from perturbdiff.guidance import CountMask, Masked
 from perturbdiff.model._causal_lesson import context_dispersion, prior_log_rate
-from perturbdiff.model._fitted import PILOT_CELLS, Responding, Target
+from perturbdiff.model._fitted import PILOT_CELLS, Drawn, Responding, Target, as_drawn
 from perturbdiff.model._questions import Controls
 from perturbdiff.model._sampling import LatentTask, set_contexts
 from perturbdiff.nn import CausalDecoder, DraftDecoder, GeneInputs, KeyValueCache
@@ -124,7 +124,7 @@ class CausalFitted(Responding):
         n_cells: int,
         config: DecodeConfig,
         seed: int,
-    ) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    ) -> tuple[list[Drawn], int]:
         """Counts as the decoder writes them, and library sizes; arguments as for ``respond``."""
         # The cells of a set know nothing of each other: none needs to be written beyond the last.
         config = replace(config, set_size=min(config.set_size, n_cells))
@@ -136,8 +136,10 @@ class CausalFitted(Responding):
         ]
         counts, calls = self.sampler.counts(tasks, [range(n_sets)] * len(tasks), config, seed=seed)
         return [
-            (drawn.flatten(0, 1)[:n_cells], task.controls.library_size(task.partners[:n_cells]))
-            for drawn, task in zip(counts, tasks, strict=True)
+            as_drawn(
+                own.flatten(0, 1)[:n_cells], task.controls.library_size(task.partners[:n_cells])
+            )
+            for own, task in zip(counts, tasks, strict=True)
         ], calls
 
 

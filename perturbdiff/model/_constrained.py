@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
-import torch
 from anndata import AnnData
-from torch import Tensor
 
 from perturbdiff._constants import DEPTH
 from perturbdiff._errors import ConfigError, ConstraintError
@@ -37,7 +35,7 @@ from perturbdiff.guidance import (
 from perturbdiff.guidance._enforcement import Way
 from perturbdiff.model._constrained_answer import Answer, Asked, Rules, reference_of
 from perturbdiff.model._constrained_report import tree_table
-from perturbdiff.model._fitted import Fitted
+from perturbdiff.model._fitted import Drawn, Fitted, as_drawn
 
 __all__ = [
     "Asked",
@@ -89,7 +87,7 @@ class Wish:
 class Constrained:
     """Cells of every condition, and the report."""
 
-    drawn: list[tuple[Tensor, Tensor]]
+    drawn: list[Drawn]
     nfe: int
     report: pd.DataFrame
     course: pd.DataFrame
@@ -148,7 +146,7 @@ def respond_constrained(
         Answer(fitted, one, rule, n_cells=n_cells, config=config, seed=seed)
         for one, rule in zip(asked, rules, strict=True)
     ]
-    parts = [answer.run() for answer in answers]
+    parts = [as_drawn(*answer.run()) for answer in answers]
     report = pd.concat([answer.report for answer in answers], ignore_index=True)
     warn_of(report)
     genes = fitted.vocabulary.registry.genes
@@ -203,7 +201,7 @@ def respond_with(
     if wish.constraints:
         return respond_constrained(fitted, asked, wish, n_cells=n_cells, config=config, seed=seed)
     wish.refuse_ways_alone()
-    drawn, nfe = fitted.respond(
+    cells, nfe = fitted.respond(
         [one.condition for one in asked],
         [one.controls for one in asked],
         [one.target for one in asked],
@@ -212,7 +210,7 @@ def respond_with(
         seed=seed,
     )
     none = pd.DataFrame()
-    return Constrained(drawn=drawn, nfe=nfe, report=none, course=none, tree=none, real_valued=())
+    return Constrained(drawn=cells, nfe=nfe, report=none, course=none, tree=none, real_valued=())
 
 
 def with_exact_values(pred: AnnData, found: Constrained) -> AnnData:
@@ -222,8 +220,8 @@ def with_exact_values(pred: AnnData, found: Constrained) -> AnnData:
     columns = pred.var_names.get_indexer(list(found.real_valued))
     counts = pred.layers["counts"].toarray().astype(np.float64)
     log1p = pred.X.toarray()
-    exact = torch.cat([counts.double() for counts, _ in found.drawn]).numpy()[:, columns]
-    size = torch.cat([size for _, size in found.drawn]).numpy()[:, None]
+    exact = sp.vstack([counts[:, columns] for counts, _ in found.drawn]).toarray()
+    size = np.concatenate([size for _, size in found.drawn])[:, None]
     counts[:, columns] = exact
     log1p[:, columns] = np.log1p(exact * (DEPTH / size))
     pred.layers["counts"], pred.X = sp.csr_matrix(counts), sp.csr_matrix(log1p)

@@ -176,7 +176,8 @@ class Answer:
             for key, value in reversed(self.fitted.plans._plans.items())
             if key[:4] == (task.condition.name, task.digest, self.seed, self.config)
         )
-        return latent, plan, as_values(counts.double(), size)
+        before = as_values(torch.from_numpy(counts.toarray()).double(), torch.from_numpy(size))
+        return latent, plan, before
 
     def _moved_plan(
         self, plan: ResponsePlan, latent: Tensor, hard: Sequence[Bounds]

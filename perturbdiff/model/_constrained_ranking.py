@@ -76,10 +76,11 @@ def rank_by_wish(  # noqa: PLR0913 - a question, and how to ask it
         )
         for one, (counts, size) in zip(asked, drawn, strict=True):
             registry, condition = model.registry, one.condition
+            dense = torch.from_numpy(counts.toarray()), torch.from_numpy(size)
             label = label_of(condition.members, separator=registry.separator)
             labels = dict(zip(registry.covariate_keys, condition.context, strict=True))
             named = {registry.perturbation_key: label, **labels}
-            found = _judged(bounds[condition.context], counts, size, set_size=config.set_size)
+            found = _judged(bounds[condition.context], *dense, set_size=config.set_size)
             rows.append(named | found)
     table = pd.DataFrame(rows).sort_values(
         ["satisfied_sets", "energy"], ascending=[False, True], kind="stable", ignore_index=True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -37,6 +38,9 @@ from perturbdiff.prior import (
 from perturbdiff.prior._dispersion import ResponseDispersion, condition_shares
 
 PILOT_CELLS = 512
+CELLS_AT_ONCE = 1024  # that are ever held as a dense matrix while counts are drawn
+
+Drawn = tuple[sp.csr_array, np.ndarray]  # counts [cells, genes], library sizes [cells]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,7 +117,7 @@ class Responding:
         n_cells: int,
         config: SampleConfig | DecodeConfig,
         seed: int,
-    ) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    ) -> tuple[list[Drawn], int]:
         """Counts and library sizes of the cells of each condition, and the network calls made.
 
         Parameters
@@ -127,7 +131,7 @@ class Responding:
 
         Returns
         -------
-        A pair of counts ``[cells, genes]`` and library sizes for each condition.
+        A pair of sparse counts ``[cells, genes]`` and library sizes for each condition.
         """
         size = config.set_size
         n_pilot = -(-PILOT_CELLS // size)
@@ -154,7 +158,7 @@ class Responding:
             pilot, plan = known or self._solve(recipe, new[:n_pilot])
             self.plans.put(name, pilot, plan)
             every = torch.cat([pilot, new]) if known else new
-            out.append(self._draw(recipe, every, plan, n_cells=n_cells))
+            out.append(self._draw_all(recipe, every[:n_wanted], plan, n_cells=n_cells))
         return out, calls
 
     def task(
@@ -176,11 +180,11 @@ class Responding:
             digest=controls.digest,
         )
 
-    def cells(self, recipe: Recipe, latent: Tensor) -> ResponseCells:
-        """The first sets of a recipe, ready to be turned into counts."""
+    def cells(self, recipe: Recipe, latent: Tensor, *, first: int = 0) -> ResponseCells:
+        """Sets of a recipe from number ``first`` on, ready to be turned into counts."""
         task, controls = recipe.task, recipe.controls
-        keys = task.keys(range(len(latent)), recipe.config, recipe.seed).flatten()
-        rows = task.partners[: len(keys)]
+        keys = task.keys(range(first, first + len(latent)), recipe.config, recipe.seed).flatten()
+        rows = task.partners[first * recipe.config.set_size :][: len(keys)]
         return ResponseCells.make(
             self.codec.deviation(latent.flatten(0, 1)).double().cpu(),
             controls.counts(rows),
@@ -200,13 +204,28 @@ class Responding:
         )
         return pilot, plan
 
-    def _draw(
+    def draw(self, recipe: Recipe, latent: Tensor, plan: ResponsePlan, *, first: int = 0) -> Drawn:
+        """Counts and library sizes of sets of a recipe, from number ``first`` on."""
+        cells = self.cells(recipe, latent, first=first)
+        counts = plan.draw(cells).to(torch.int32)
+        return sp.csr_array(counts.numpy()), cells.library_size.numpy()
+
+    def _draw_all(
         self, recipe: Recipe, latent: Tensor, plan: ResponsePlan, *, n_cells: int
-    ) -> tuple[Tensor, Tensor]:
-        """Counts and library sizes of the first cells."""
-        n_sets = -(-n_cells // recipe.config.set_size)
-        cells = self.cells(recipe, latent[:n_sets])
-        return plan.draw(cells)[:n_cells], cells.library_size[:n_cells]
+    ) -> Drawn:
+        """The first cells, block after block, so that few of them are ever dense."""
+        each = max(CELLS_AT_ONCE // recipe.config.set_size, 1)
+        blocks = [
+            self.draw(recipe, latent[start : start + each], plan, first=start)
+            for start in range(0, len(latent), each)
+        ]
+        counts = sp.csr_array(sp.vstack([counts for counts, _ in blocks], format="csr"))
+        return counts[:n_cells], np.concatenate([size for _, size in blocks])[:n_cells]
+
+
+def as_drawn(counts: Tensor, library_size: Tensor) -> Drawn:
+    """Dense counts as they are kept."""
+    return sp.csr_array(counts.numpy()), library_size.numpy()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -310,8 +310,11 @@ def answer(
 ) -> AnnData:
     """Cells of several conditions as one AnnData; library sizes stay where values were promised."""
     sizes = [part.shape[0] for part in parts]
-    cells = sp.csr_array(sp.vstack(parts, format="csr"))
+    cells = parts[0] if len(parts) == 1 else sp.csr_array(sp.vstack(parts, format="csr"))
     library_size = None if library_sizes is None else np.concatenate(library_sizes)
+    if library_size is not None and cells.dtype.kind == "f":
+        cells = cells.rint()
+        cells.eliminate_zeros()
     if library_size is not None and not promised:
         library_size = sizes_of_made_cells(cells, library_size)
     return decode(

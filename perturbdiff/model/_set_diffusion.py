@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-import scipy.sparse as sp
 import torch
 from anndata import AnnData
 from torch import Tensor
@@ -228,8 +227,8 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         found = respond_with(fitted, asked, wish, n_cells=n_cells, config=config, seed=seed)
         answers = {pair[0]: baseline_means(fitted.baselines, *pair) for pair in pairs}
         pred = answer(
-            [sp.csr_array(counts.round().numpy()) for counts, _ in found.drawn],
-            [size.numpy() for _, size in found.drawn],
+            [counts for counts, _ in found.drawn],
+            [size for _, size in found.drawn],
             self.registry,
             conditions=question.conditions,
             set_size=config.set_size,
