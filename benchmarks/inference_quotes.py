@@ -29,6 +29,7 @@ WRITTEN = [(1, 1), (3, 1), (12, 1), (33, 1), (70, 1), (150, 1), (8, 2), (40, 2)]
 def quoted(models: Models, *, clock: Callable[[], float]) -> dict[str, Any]:
     """Errors of the quotes of both models."""
     rows = [_diffusion(models, shape, clock) for shape in SHAPES]
+    models.sibling(500).predict(**models.question, n_cells=1, **plain_decoding())  # to warm up
     written = [
         _sibling(models, n_cells=n, n_contexts=contexts, clock=clock) for n, contexts in WRITTEN
     ]

@@ -8,8 +8,10 @@ is looser than that of a diffusion model.
 
 from dataclasses import asdict
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from anndata import AnnData
 
@@ -37,10 +39,11 @@ from perturbdiff.profiling._quote import expected_largest
 if TYPE_CHECKING:
     from perturbdiff.model._causal_baseline import CausalBaseline
 
-_CELLS = (1, 4, 20, 90, 220)
-_REACHES = (0.1, 0.5, 1.0)  # share of the genes that was said
+_CELLS = (1, 5, 24, 75, 220)
+_REACHES = (100, 150)  # genes that were said; beside the first ones, half and all of them
 _SECONDS_EACH = 0.04
 _MOST_CACHE = 2.5e8  # bytes of a cache that is timed
+_CYCLE = 4  # lengths that timed calls go through
 _WATCHED = 24  # cells whose calls are counted
 _FIRST_GENES = 256  # of them
 
@@ -64,7 +67,7 @@ class DecoderCost:
         self.decoding = fitted.sampler._decoding(config, None)
         self.n_genes = len(fitted.lanes)
         found = self._known()
-        self.step = Timing.from_json(found["step"])
+        self.steps = {int(k): Timing.from_json(each) for k, each in found["steps"].items()}
         self.prefill = Timing.from_json(found["prefill"])
         self.moved = [Work.from_json(each) for each in found["moved"]]
         self.calls_each: list[float] = found["calls_each"]
@@ -75,12 +78,21 @@ class DecoderCost:
             return float(self.n_genes)
         return expected_largest(self.calls_each, n_cells)
 
+    @property
+    def spread(self) -> float:
+        """Relative error to be expected of a call."""
+        return float(np.median([timing.spread for timing in self.steps.values()]))
+
     def seconds(self, n_cells: int) -> float:
         """Prefill and all calls for cells that are made together."""
         return self.prefill((1.0, n_cells), (n_cells,)) + sum(
-            weight * self.step((1.0, n_cells, n_cells * reach), (n_cells, reach))
-            for weight, reach in self._course(n_cells)
+            weight * self.step(n_cells, reach) for weight, reach in self._course(n_cells)
         )
+
+    def step(self, n_cells: int, reach: int) -> float:
+        """One call, between those of the reaches that were timed: kernels may change on the way."""
+        took = [timing((1.0, n_cells), (n_cells,)) for timing in self.steps.values()]
+        return float(np.interp(reach, list(self.steps), took))
 
     def work(self, n_cells: int) -> Work:
         """Of prefill and all calls."""
@@ -119,20 +131,23 @@ class DecoderCost:
     def _measured(self) -> dict[str, Any]:
         device = self.fitted.sampler.device
         sizes = [n for n in _CELLS if n <= 4 or self.shape.cache_numbers(n) * 4 <= _MOST_CACHE]
-        stride = self.decoding.stride
-        reaches = sorted({max(stride, round(share * self.n_genes)) for share in _REACHES})
-        rows, took, prefills = [], [], []
+        stride, n_genes = self.decoding.stride, self.n_genes
+        wanted = (stride + _CYCLE, *_REACHES, n_genes // 2, n_genes)
+        reaches = sorted({min(max(reach, stride), n_genes) for reach in wanted})
+        took: dict[int, list[float]] = {reach: [] for reach in reaches}
+        prefills = []
         for n_cells in sizes:
             prefills.append(typical_seconds(device, partial(self.cells, n_cells), _SECONDS_EACH))
             cells = self.cells(n_cells)
             for reach in reaches:
                 call = self.advancing(cells, reach)
-                rows.append((n_cells, reach))
-                took.append(typical_seconds(device, call, _SECONDS_EACH))
-        step = Timing.fit([(1.0, n, n * r) for n, r in rows], rows, took)
-        prefill = Timing.fit([(1.0, n) for n in sizes], [(n,) for n in sizes], prefills)
+                took[reach].append(typical_seconds(device, call, _SECONDS_EACH))
+        places = [(n,) for n in sizes]
+        features = [(1.0, n) for n in sizes]
+        steps = {reach: Timing.fit(features, places, each) for reach, each in took.items()}
+        prefill = Timing.fit(features, places, prefills)
         return {
-            "step": step.to_json(),
+            "steps": {str(reach): timing.to_json() for reach, timing in steps.items()},
             "prefill": prefill.to_json(),
             "moved": [work.to_json() for work in self.counted(reaches)],
             "calls_each": self.watched(),
@@ -145,13 +160,17 @@ class DecoderCost:
         return self.decoding.begin(cache, keys.to(cache.keys.device))
 
     def advancing(self, cells: Any, reach: int) -> Any:
-        """A call that says the last genes up to some reach."""
-        start = max(reach - self.decoding.stride, 0)
+        """A call that says the last genes up to some reach, or up to one a little less.
+
+        No two calls of a cell have the same shape, so no memory that was freed fits the next.
+        """
+        least, turns = self.decoding.stride, cycle(range(_CYCLE))
 
         def call() -> None:
-            cells.position.fill_(start)
+            now = max(reach - next(turns), least)
+            cells.position.fill_(now - least)
             cells.done.zero_()
-            self.decoding.advance(cells, reach=reach)
+            self.decoding.advance(cells, reach=now)
 
         return call
 
@@ -227,7 +246,7 @@ def causal_quote(
     cache = cost.shape.cache_numbers(max(n for n, _ in sizes)) * 4
     quote = assembled(
         fitted,
-        network=(STEPS, sum(count * cost.seconds(n) for n, count in sizes), cost.step.spread),
+        network=(STEPS, sum(count * cost.seconds(n) for n, count in sizes), cost.spread),
         work=sum((count * cost.work(n) for n, count in sizes), Work()),
         rest=rest,
         request=rounded,

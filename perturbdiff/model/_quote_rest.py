@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perturbdiff.model._network_predictor import NetworkPredictor
 
 _SEED = 1 << 40  # far from seeds that people choose
-_REPEATS = 2
+_REPEATS = 3
 _MANY = 1024  # cells beyond the pilot, so that the time of a cell can be told
 _CONTROLS = 512  # of each context, where a model was not given a file
 
