@@ -129,7 +129,9 @@ async def _load(
         due = start
         while (due := due + rng.exponential(1 / rate)) < start + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            kind, question = next(questions)
+            if (asked := next(questions, None)) is None:
+                break
+            kind, question = asked
             task = asyncio.create_task(_one(client, kind, question, start=start, keep=keep(number)))
             number += 1
             tasks.add(task)
@@ -156,7 +158,7 @@ def load(
     url
         Server.
     questions
-        Kinds and questions.
+        Kinds and questions; the load ends where they do.
     rate, seconds
         Mean number a second, for so long.
     seed

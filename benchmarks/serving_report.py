@@ -7,7 +7,7 @@ from benchmarks.tables import markdown
 
 _LIMITS = {"known": 0.5, "fresh": 5.0}
 _WORDS = {
-    "known": "Known populations: seeds 0 to 2, so that means are solved and small draws repeat",
+    "known": "Known populations: two seeds, so that means are solved and small draws repeat",
     "fresh": "Fresh populations: every request has a seed of its own and must be solved",
 }
 
@@ -18,7 +18,7 @@ def told(report: Mapping[str, Any]) -> str:
         "# How a server bears a load",
         "",
         "Everything runs on one machine over loopback, the load generator too. Requests come at "
-        "random times whether or not earlier ones were answered: the four contexts, 16 to 64 "
+        "random times whether or not earlier ones were answered: two contexts, 16 to 64 "
         "cells, 10 or 18 steps, guidance 1 or 1.5 each at random; answers are .h5ad files. All "
         "arrangements run the same engine (LitServe) and model, and remember as many populations.",
         "",
@@ -47,7 +47,7 @@ def _throughput(found: Mapping[str, Any]) -> list[str]:
             rows.append([label, best, shown["p50"], shown["p95"], shown["p99"]])
         lines += [
             f"{_WORDS[kind]}. Most requests a second with p95 at most {limit:g} s (rates go up by "
-            "half), and latency there, in s:",
+            "60 %), and latency there, in s:",
             "",
             markdown(["arrangement", "a second", "p50", "p95", "p99"], rows),
             "",
