@@ -11,6 +11,7 @@ from benchmarks.tables import markdown
 
 CURVE = ("1", "2", "4", "8", "16")
 LEAST = 0.02  # distance below which a ratio says nothing
+SELDOM = 0.15  # of the sibling's draws
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b")
 
 
@@ -54,21 +55,30 @@ def _steered(one: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rare(one: Mapping[str, Any]) -> Iterator[str]:
+    """Against the most draws of the sibling, up to 16, of which one obeys in 15 % or fewer."""
     for row in one["tasks"]:
         if row["rate"] != 0.01 or row["per_cell"]:
             continue
-        able = {name: way for name, way in _offered(row).items() if name != "hard"}
+        curve = row["sibling"]["curve"]
+        few = [n for n in CURVE if curve[n] <= SELDOM]
+        if not few:
+            yield (
+                f"- {row['task']}: one draw of the sibling obeys in {curve['1']:.0%}, so it is "
+                "not rare for it. **does not apply**"
+            )
+            continue
+        n, each = few[-1], one["sibling_seconds_per_set"]
+        able = {
+            name: way
+            for name, way in _offered(row).items()
+            if name != "hard" and way["seconds_per_set"] <= int(n) * each
+        }
         name = max(able, key=lambda way: (able[way]["satisfied_sets"], -able[way]["cost"]))
-        best, other = able[name], row["sibling"]["curve"]["16"]
-        enough = best["satisfied_sets"] >= 5 * other
-        if other > 0.15:
-            said = "does not apply: the sibling succeeds more often than 15 %"
-        else:
-            said = "reached" if enough else "missed"
+        best, other = able[name], curve[n]
         yield (
-            f"- {row['task']}: sibling's best of 16 {other:.0%} in "
-            f"{16 * one['sibling_seconds_per_set']:.1f} s a set; {name} "
-            f"{best['satisfied_sets']:.0%} in {best['seconds_per_set']:.2f} s. **{said}**"
+            f"- {row['task']}: sibling's best of {n} {other:.0%} in {int(n) * each:.1f} s a set; "
+            f"{name} {best['satisfied_sets']:.0%} in {best['seconds_per_set']:.2f} s. "
+            f"**{'reached' if best['satisfied_sets'] >= max(5 * other, 1e-9) else 'missed'}**"
         )
 
 
@@ -96,7 +106,9 @@ def report_of(result: Mapping[str, Any], *, about: str) -> str:
         "Ratios are over tasks whose unconstrained distance is above "
         f"{LEAST}. A function has no gradient and no projection, so soft and hard refuse it. "
         "Of N draws the sibling takes the first that obeys; the chance of one is exact over all "
-        "choices of N from its unconstrained sets. What is said of every cell it meets by masking.",
+        "choices of N from its unconstrained sets. What is said of every cell it meets by masking. "
+        "Thresholds are those that SetDiffusion's own sets reach: the sibling, decoded raw, has "
+        "means of its own, and the rates of its sets (best of 1) differ.",
         "",
     ]
     for one in result["questions"]:
@@ -104,7 +116,6 @@ def report_of(result: Mapping[str, Any], *, about: str) -> str:
         for value, title in (
             ("satisfied_sets", "share of sets that obey"),
             ("energy_distance", "energy distance to the conditional truth"),
-            ("sibling_in_that_time", "how often the sibling succeeds in as many seconds"),
         ):
             parts += _table(one, value, title)
         parts += [*_curves(one), *_half(one)]
@@ -141,7 +152,15 @@ def _costs(one: Mapping[str, Any]) -> list[str]:
         [f"sibling, best of {n}", n, f"{int(n) * calls:.0f}", f"{int(n) * each:.3f}"] for n in CURVE
     ]
     header = ["way", "trajectories a set", "network calls a set", "seconds a set"]
-    return [f"## {one['name']}: cost", "", markdown(header, rows), ""]
+    most = max(
+        way["sibling_draws_in_that_time"] for row in one["tasks"] for way in _offered(row).values()
+    )
+    said = (
+        "Seconds are of whole predictions, control cells to counts, on a machine that did other "
+        f"work too. In the time of the slowest way the sibling draws {most} set(s) for each; its "
+        "calls are of batches of 256 cells, those of diffusion of single sets."
+    )
+    return [f"## {one['name']}: cost", "", markdown(header, rows), "", said, ""]
 
 
 def _table(one: Mapping[str, Any], value: str, title: str) -> list[str]:
@@ -150,14 +169,12 @@ def _table(one: Mapping[str, Any], value: str, title: str) -> list[str]:
         first = {
             "satisfied_sets": row["curve"]["1"],
             "energy_distance": row["unconstrained"],
-            "sibling_in_that_time": row["sibling"]["curve"]["1"],
         }[value]
         cells = [_cell(row["ways"][name], value) for name in names]
         other, mask = row["sibling"], row["sibling"]["masking"]
         sibling = {
             "satisfied_sets": other["curve"]["16"],
             "energy_distance": other["best_of_distance"],
-            "sibling_in_that_time": other["curve"]["16"],
         }[value]
         masked = "cannot" if mask is None else _cell(mask, value)
         table.append(
@@ -216,12 +233,13 @@ def picture(result: Mapping[str, Any], path: Path) -> None:
         panels[0, place].plot(seconds, reached, "k--", lw=1.2, label="sibling, best of 1 to 16")
         panels[0, place].set(xscale="log", xlabel="seconds a set", ylim=(-0.05, 1.05))
         panels[0, place].set(ylabel="share of sets that obey", title=f"{one['name']}: 1 % tasks")
-        panels[0, place].legend(fontsize=7, loc="center right")
         panels[1, place].axvline(1, color="0.7", lw=0.8)
         panels[1, place].set(xlabel="distance to the conditional truth / unconstrained distance")
         panels[1, place].set(
             ylabel="share of sets that obey", ylim=(-0.05, 1.05), title=f"{one['name']}: 10 % tasks"
         )
+    lines, names = panels[0, 0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,6 +263,7 @@ def _ratios(panel: Any, one: Mapping[str, Any], name: str, *, colour: str, mark:
         (ratio, way["satisfied_sets"])
         for row in one["tasks"]
         if row["rate"] == 0.1
+        and not row["per_cell"]
         and (way := _offered(row).get(name))
         and (ratio := _ratio(row, way)) is not None
     ]

@@ -63,13 +63,22 @@ def test_far_or_seldom_is_missed():
     assert "**missed**" in next(line for line in verdicts(seldom) if line.startswith("- kind, 1%"))
 
 
+def test_what_is_not_rare_for_the_sibling_does_not_count():
+    (one,) = made_up()["questions"]
+    for row in one["tasks"]:
+        row["sibling"]["curve"] = dict.fromkeys(CURVE, 0.3)
+    (line,) = [line for line in verdicts(one) if line.startswith("- kind, 1%")]
+    assert "obeys in 30%" in line
+    assert line.endswith("**does not apply**")
+
+
 def test_the_report_has_every_table_and_its_picture(tmp_path):
     result = made_up()
     text = report_of(result, about="Title.\n\n    call\n\nWhat was asked.")
     assert "What was asked." in text
     for title in (
         "cost", "share of sets that obey", "energy distance to the conditional truth",
-        "how often the sibling succeeds in as many seconds", "best of N without steering",
+        "best of N without steering",
         "half of the genes observed",
     ):  # fmt: skip
         assert f"## world: {title}" in text
