@@ -64,7 +64,7 @@ def test_commands_run_in_order(place):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert {path.name for path in folder.iterdir()} == {
-        "nk_bundle", "nk.h5ad", "nk_scores.csv", "nk_pictures",
+        "nk_bundle", "nk.h5ad", "nk_scores.csv", "nk_pictures", "nk_profile",
     }  # fmt: skip
 
 
