@@ -144,8 +144,10 @@ def _legend(panel: "Axes", points: Sequence[Mapping[str, Any]], names: Sequence[
         Line2D([], [], ls="", marker="o", mec=colour, mfc=colour if full else "white", label=label)
         for label, colour, full in dict.fromkeys(entries)
     ]
-    handles += [
-        Line2D([], [], ls="", marker=_MARKS[phase], mec="0.4", mfc="white", label=phase)
-        for phase in dict.fromkeys(point["phase"] for point in points)
-    ]
+    phases = dict.fromkeys(point["phase"] for point in points)
+    if len({_MARKS[phase] for phase in phases}) > 1:
+        handles += [
+            Line2D([], [], ls="", marker=_MARKS[phase], mec="0.4", mfc="white", label=phase)
+            for phase in phases
+        ]
     panel.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
