@@ -5,8 +5,9 @@ G genes, K latent axes.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from perturbdiff._random import gene_lanes
+from perturbdiff._typing import PrecisionName
 from perturbdiff.config import DecodeConfig, NetworkConfig, SampleConfig
 from perturbdiff.data import Condition
 from perturbdiff.diffusion import Preconditioned
@@ -22,7 +24,7 @@ from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._questions import Controls, partner_rows, shown_controls
 from perturbdiff.model._response import PlanCache, ResponseCells, ResponsePlan, solve_response
 from perturbdiff.model._sampling import LatentSampler, LatentTask, Sampler
-from perturbdiff.nn import ExpressionCodec
+from perturbdiff.nn import ExpressionCodec, SetDenoiser
 from perturbdiff.prior import (
     Additive,
     Baseline,
@@ -234,6 +236,13 @@ class Fitted(Responding):
 
     network: NetworkConfig
     denoiser: Preconditioned
+    precision: PrecisionName = "float32"
+
+    def lowered(self, precision: PrecisionName) -> Self:
+        """The model with its network in another precision; nothing else is copied."""
+        network: SetDenoiser = self.denoiser.network  # type: ignore[assignment]
+        denoiser = Preconditioned(network.lowered(precision), self.denoiser.sigma_data).eval()
+        return replace(self, denoiser=denoiser, precision=precision)
 
     @cached_property
     def sampler(self) -> LatentSampler:

@@ -62,7 +62,8 @@ def fitted_parts(
 
 def diffusion_parts(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Plain values and tensors of a fitted set diffusion model."""
-    return fitted_parts(fitted, fitted.denoiser, settings={"network": asdict(fitted.network)})
+    settings = {"network": asdict(fitted.network), "precision": fitted.precision}
+    return fitted_parts(fitted, fitted.denoiser, settings=settings)
 
 
 def restore_diffusion(
@@ -84,8 +85,12 @@ def restore_diffusion(
     shared = restore_shared(registry, plain, tensors)
     network = NetworkConfig(**plain["settings"]["network"])
     denoiser = new_task(shared["vocabulary"], network, TrainConfig(), seed=0).averaged.eval()
-    denoiser.load_state_dict(under("denoiser", tensors))
-    return Fitted(network=network, denoiser=denoiser, **shared)
+    fitted = Fitted(network=network, denoiser=denoiser, **shared)
+    precision = plain["settings"].get("precision", "float32")
+    if precision != "float32":
+        fitted = fitted.lowered(precision)
+    fitted.denoiser.load_state_dict(under("denoiser", tensors))
+    return fitted
 
 
 def restore_shared(

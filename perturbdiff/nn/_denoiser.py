@@ -7,16 +7,20 @@ B sets, S cells, R control cells, A cell axes, K latent axes, D width.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
+from typing import Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from perturbdiff._batch import Context
+from perturbdiff._typing import PrecisionName
 from perturbdiff.config import NetworkConfig
 from perturbdiff.nn._blocks import CellBlock, ControlBlock
 from perturbdiff.nn._conditioning import Conditioning
+from perturbdiff.nn._precision import Int8Linear, with_linear_layers
 
 
 class SetDenoiser(nn.Module):
@@ -64,6 +68,34 @@ class SetDenoiser(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
+    def lowered(self, precision: PrecisionName) -> Self:
+        """The network with its blocks in another precision, for inference.
+
+        What is said once a set (noise level, condition) stays in float32: it costs next to nothing
+        and is most sensitive.
+
+        Parameters
+        ----------
+        precision
+            ``"bfloat16"``, or ``"int8"``, which takes bfloat16 between its layers.
+
+        Returns
+        -------
+        A copy. ``"float32"`` gives one without a change.
+        """
+        other = deepcopy(self)
+        if precision == "float32":
+            return other
+        for part in (
+            other.cell, other.control, other.control_blocks, other.cell_blocks, other.final_norm,
+            other.out,
+        ):  # fmt: skip
+            part.to(torch.bfloat16)
+        if precision == "int8":
+            for blocks in (other.control_blocks, other.cell_blocks):
+                with_linear_layers(blocks, Int8Linear.of)
+        return other
+
     def remember(self, context: Context) -> Context:
         """The context with its control cells encoded: once for all steps, samples and conditions.
 
@@ -78,8 +110,8 @@ class SetDenoiser(nn.Module):
         """
         if context.memory is not None:
             return context
-        token_BRD = self.control(context.control)
-        none_B1D = self.no_control.expand(len(token_BRD), 1, -1)
+        token_BRD = self.control(context.control.to(self.control.weight.dtype))
+        none_B1D = self.no_control.to(token_BRD.dtype).expand(len(token_BRD), 1, -1)
         stream, visible = torch.cat([none_B1D, token_BRD], dim=1), _with_none(context)
         memory = []
         for control_block, cell_block in zip(self.control_blocks, self.cell_blocks, strict=True):
@@ -99,8 +131,9 @@ class SetDenoiser(nn.Module):
         assert memory is not None  # `remember` fills it
         seen_B11 = context.has_partner[:, None, None].to(x_in.dtype)
         known = seen_B11.expand(-1, x_in.shape[1], 1)
-        cells = self.cell(torch.cat([x_in, context.partner * seen_B11, known], dim=-1))
-        condition = self.conditioning(c_noise, context, self._summary(context))
+        said = torch.cat([x_in, context.partner * seen_B11, known], dim=-1)
+        cells = self.cell(said.to(self.cell.weight.dtype))
+        condition = self.conditioning(c_noise, context, self._summary(context)).to(cells.dtype)
         visible = torch.cat([context.mask, _with_none(context)], dim=1)
         for number, block in enumerate(self.cell_blocks):
             cells = block(cells, condition, memory[:, number], visible)
