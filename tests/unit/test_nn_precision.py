@@ -99,11 +99,13 @@ def test_saved_in_lower_precision_is_the_same(small_model, simulated_cells, tmp_
     assert size[0] < size[1]
 
 
-@pytest.mark.parametrize(("precision", "most"), [("bfloat16", 0.02), ("int8", 0.1)])
+@pytest.mark.parametrize(("precision", "most"), [("bfloat16", 0.02), ("int8", 0.05)])
 def test_lower_precision_hardly_moves_what_the_network_says(precision, most):
+    torch.manual_seed(0)
     network = SetDenoiser(SHAPE, n_perturbations=2).eval().requires_grad_(requires_grad=False)
     for number, weight in enumerate(network.parameters()):
-        weight.copy_(0.1 * rows(*weight.shape, seed=number))
+        if not weight.any():  # as training would have moved it
+            weight.copy_(0.02 * rows(*weight.shape, seed=number))
     context = Context(
         partner=rows(2, 6, SHAPE.n_axes, seed=1),
         has_partner=torch.tensor([True, False]),
