@@ -23,7 +23,14 @@ import torch
 import perturbdiff as ptd
 from benchmarks.environment import environment
 from benchmarks.serving_arrangements import OURS, SINGLE, WHOLE
-from benchmarks.serving_load import Outcome, load, resident_mb, serving, summary
+from benchmarks.serving_load import (
+    Outcome,
+    cpu_seconds,
+    load,
+    resident_mb,
+    serving,
+    summary,
+)
 from benchmarks.serving_report import told
 from perturbdiff.data import datasets
 from perturbdiff.serve._formats import from_h5ad
@@ -39,8 +46,8 @@ WAYS = (
     (WHOLE, {"workers": 1, "threads": 2}),
 )
 LOADS = {
-    "known": {"limit_s": 0.5, "first": 4.0, "words": "two seeds: populations are solved"},
-    "fresh": {"limit_s": 5.0, "first": 0.3, "words": "every request has a seed of its own"},
+    "known": {"limit_s": 1.0, "first": 1.5, "words": "two seeds: populations are solved"},
+    "fresh": {"limit_s": 10.0, "first": 0.25, "words": "every request has a seed of its own"},
 }
 Kinds = Iterator[tuple[str, Mapping[str, Any]]]
 
@@ -110,23 +117,26 @@ def throughput(bundle: Path, *, seconds: float) -> dict[str, Any]:
     for name, way in WAYS:
         label = f"{name}, {way['workers']} worker(s), {way['threads']} thread(s)"
         found[label] = {}
-        with serving(name, bundle, **way) as (url, _):
+        with serving(name, bundle, **way) as (url, pid):
             warmed(url, workers=way["workers"])
             for kind, about in LOADS.items():
-                found[label][kind] = _ladder(url, kind, about, seconds=seconds)
+                found[label][kind] = _ladder(url, pid, kind, seconds=seconds)
                 print(label, kind, found[label][kind]["best"], flush=True)
     return found
 
 
-def _ladder(url: str, kind: str, about: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
-    rate, steps, best = about["first"], [], 0.0
+def _ladder(url: str, pid: int, kind: str, *, seconds: float) -> dict[str, Any]:
+    rate, limit = LOADS[kind]["first"], LOADS[kind]["limit_s"]
+    steps: list[dict[str, float]] = []
+    best = 0.0
     while True:
-        got = summary(
-            load(url, questions(kind, seed=len(steps) + 7), rate=rate, seconds=seconds, seed=3)
-        )
-        steps.append({"rate": rate, **got})
-        if not got["p95"] <= about["limit_s"]:
-            return {"steps": steps, "best": best}
+        before = cpu_seconds(pid)
+        asked = questions(kind, seed=len(steps) + 7)
+        got = summary(load(url, asked, rate=rate, seconds=seconds, seed=3))
+        spent = (cpu_seconds(pid) - before) / max(got["answered"], 1)
+        steps.append({"rate": rate, **got, "cpu_seconds": spent})
+        if not got["p95"] <= limit:
+            return {"steps": steps, "best": best, "limit_s": limit}
         best, rate = max(best, got["per_second"]), rate * FASTER
 
 

@@ -198,10 +198,10 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
 
 
-def resident_mb(pid: int) -> float:
-    """Memory of a process and all that it started, in millions of bytes."""
-    pages = 0
+def _family(pid: int) -> list[tuple[int, list[str]]]:
+    """A process and all that it started, with their numbers as the system tells them."""
     parents: dict[int, list[int]] = {}
+    numbers: dict[int, list[str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -209,12 +209,23 @@ def resident_mb(pid: int) -> float:
             except OSError:
                 continue
             parents.setdefault(int(stat[1]), []).append(int(entry.name))
-    todo = [pid]
+            numbers[int(entry.name)] = stat
+    todo, found = [pid], []
     while todo:
         one = todo.pop()
         todo += parents.get(one, [])
-        try:
-            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
-        except OSError:
-            continue
+        if one in numbers:
+            found.append((one, numbers[one]))
+    return found
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process and all that it started, in millions of bytes."""
+    pages = sum(int(stat[21]) for _, stat in _family(pid))
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process and all that it started have taken."""
+    ticks = sum(int(stat[11]) + int(stat[12]) for _, stat in _family(pid))
+    return ticks / os.sysconf("SC_CLK_TCK")
