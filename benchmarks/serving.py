@@ -119,7 +119,7 @@ def throughput(bundle: Path, *, seconds: float) -> dict[str, Any]:
         found[label] = {}
         with serving(name, bundle, **way) as (url, pid):
             warmed(url, workers=way["workers"])
-            for kind, about in LOADS.items():
+            for kind in LOADS:
                 found[label][kind] = _ladder(url, pid, kind, seconds=seconds)
                 print(label, kind, found[label][kind]["best"], flush=True)
     return found

@@ -237,20 +237,26 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             set_size=config.set_size,
             promised=bool(wish.constraints),
             provenance={
-                "model": self.kind,
-                "bundle_checksum": self.checksum,
-                "seed": seed,
-                "sampler": config.sampler,
-                "n_steps": config.n_steps,
-                "precision": fitted.precision,
-                "nfe": found.nfe,
-                "guidance_scale": config.guidance_scale,
+                **self._made_with(config, seed=seed, nfe=found.nfe),
                 "support": support(question.conditions, fitted.prior.conditions, self.registry),
                 "baselines": written_baselines(answers),
                 **found.notes,
             },
         )
         return with_exact_values(pred, found)
+
+    def _made_with(self, config: SampleConfig, *, seed: int, nfe: int) -> dict[str, Any]:
+        """How cells were made, for the provenance."""
+        return {
+            "model": self.kind,
+            "bundle_checksum": self.checksum,
+            "seed": seed,
+            "sampler": config.sampler,
+            "n_steps": config.n_steps,
+            "precision": self.fitted.precision,
+            "nfe": nfe,
+            "guidance_scale": config.guidance_scale,
+        }
 
     def quote(
         self,

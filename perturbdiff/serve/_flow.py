@@ -62,7 +62,6 @@ class Flow:
         self.engine = StepBatch(model.fitted.sampler, n_sets=n_sets)
         self.plans: Memo[Population] = Memo(n_plans)
         self.cells: Memo[Draw] = Memo(int(drawn_mb * 1e6))
-        self._lanes = model.fitted.lanes
         self._solving: dict[PlanKey, list[tuple[Job, Part]]] = {}  # who solves it is the first
         self._orders: dict[int, tuple[Job, list[Part]]] = {}
 
@@ -162,7 +161,7 @@ class Flow:
             again = all((part.key, one) in self.cells for one in part.block(number))
             self.desk.put(
                 job.uid, partial(
-                    draw, self.fitted, part, number, lanes=self._lanes, known=self.cells
+                    draw, self.fitted, part, number, known=self.cells
                 ),
                 then=partial(self._drawn, job, part, number=number),
                 kind="recall" if again else "draw", amount=amount,

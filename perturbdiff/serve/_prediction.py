@@ -14,10 +14,10 @@ from torch import Tensor
 
 from perturbdiff._errors import ExpressionError
 from perturbdiff.config import SampleConfig
-from perturbdiff.model import _fitted
+from perturbdiff.model import SetDiffusion, _fitted
 from perturbdiff.model._fitted import Fitted, Recipe
 from perturbdiff.model._predictor import answer
-from perturbdiff.model._response import ResponseCells, ResponsePlan
+from perturbdiff.model._response import ResponsePlan
 from perturbdiff.serve._memo import Memo
 from perturbdiff.serve._reading import Reading
 
@@ -152,7 +152,7 @@ def solve(fitted: Fitted, part: Part) -> Population:
     return Population(recipe=part.recipe, pilot=pilot, plan=plan)
 
 
-def draw(fitted: Fitted, part: Part, number: int, *, lanes: Tensor, known: Memo[Draw]) -> Draw:
+def draw(fitted: Fitted, part: Part, number: int, *, known: Memo[Draw]) -> Draw:
     """Counts and library sizes of a block of sets.
 
     Parameters
@@ -163,8 +163,6 @@ def draw(fitted: Fitted, part: Part, number: int, *, lanes: Tensor, known: Memo[
         Condition; the sets of the block are there.
     number
         Of the block.
-    lanes
-        Noise lane of each gene.
     known
         Sets that were drawn before, by key and number.
 
@@ -181,7 +179,7 @@ def draw(fitted: Fitted, part: Part, number: int, *, lanes: Tensor, known: Memo[
     found = [known.get((part.key, one)) for one in sets]
     drawn = [one for one in found if one is not None]
     if len(drawn) < len(sets):
-        counts, sizes = _draw(fitted, part, sets, lanes=lanes)
+        counts, sizes = _draw(fitted, part, sets)
         drawn = []
         for place, one in enumerate(sets):
             own = slice(place * size, (place + 1) * size)
@@ -199,23 +197,11 @@ def _weight(drawn: Draw) -> int:
     return int(sum(array.nbytes for array in arrays))
 
 
-def _draw(fitted: Fitted, part: Part, sets: range, *, lanes: Tensor) -> Draw:
+def _draw(fitted: Fitted, part: Part, sets: range) -> Draw:
     assert part.population is not None  # a block is ready only then
-    config = part.config
     latent = torch.stack([part.latent[one] for one in sets])
     require_finite(latent)
-    task, controls = part.recipe.task, part.recipe.controls
-    first = sets.start * config.set_size
-    rows = task.partners[first : first + len(sets) * config.set_size]
-    cells = ResponseCells.make(
-        fitted.codec.deviation(latent.flatten(0, 1)).double().cpu(),
-        controls.counts(rows),
-        controls.library_size(rows),
-        keys=task.keys(sets, config, part.recipe.seed).flatten(),
-        lanes=lanes,
-    )
-    counts = part.population.plan.draw(cells).round().to(torch.int32)
-    return sp.csr_array(counts.numpy()), cells.library_size.numpy()
+    return fitted.draw(part.recipe, latent, part.population.plan, first=sets.start)
 
 
 def require_finite(latent: Tensor) -> None:
@@ -234,6 +220,7 @@ def require_finite(latent: Tensor) -> None:
 def assembled(reading: Reading, parts: Sequence[Part], *, nfe: int) -> AnnData:
     """The answer, as the model's own ``predict`` gives it."""
     model, config, seed = reading.model, parts[0].config, parts[0].recipe.seed
+    assert isinstance(model, SetDiffusion)  # only its predictions come here
     joined = [[part.drawn[number] for number in range(part.n_blocks)] for part in parts]
     return answer(
         [sp.csr_array(sp.vstack([counts for counts, _ in one], format="csr")) for one in joined],
@@ -242,13 +229,7 @@ def assembled(reading: Reading, parts: Sequence[Part], *, nfe: int) -> AnnData:
         conditions=reading.conditions,
         set_size=config.set_size,
         provenance={
-            "model": model.kind,
-            "bundle_checksum": model.checksum,
-            "seed": seed,
-            "sampler": config.sampler,
-            "n_steps": config.n_steps,
-            "nfe": nfe,
-            "guidance_scale": config.guidance_scale,
+            **model._made_with(config, seed=seed, nfe=nfe),
             "constraint_violation": 0.0,
             **reading.notes,
         },
