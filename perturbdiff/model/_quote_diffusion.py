@@ -16,7 +16,7 @@ from perturbdiff._batch import Context
 from perturbdiff.config import SampleConfig
 from perturbdiff.diffusion import network_calls
 from perturbdiff.model._fitted import PILOT_CELLS, Fitted
-from perturbdiff.model._quote_points import denoiser_shape
+from perturbdiff.model._quote_points import denoiser_shape, precision_of
 from perturbdiff.model._quote_rest import Request, RestCost, rest_cost
 from perturbdiff.model._sampling import SETS_AT_ONCE
 from perturbdiff.profiling import DENOISE, Quote, Timing, Work, counted, this_machine
@@ -66,10 +66,9 @@ class DenoiserCost:
         return Work(**{**asdict(moved), "operations": operations})
 
     def _known(self) -> dict[str, Any]:
-        parameters = {str(p.dtype) for p in self.fitted.denoiser.parameters()}
-        kinds = sorted({type(module).__name__ for module in self.fitted.denoiser.modules()})
         names = machine_names(self.fitted.sampler.device)
-        path = cache_file("denoiser", *names, self.shape, self.set_size, parameters, kinds)
+        precision = precision_of(self.fitted)
+        path = cache_file("denoiser", *names, self.shape, self.set_size, precision)
         if (known := read_cache(path)) is None:
             known = self._measured()
             write_cache(path, known)
@@ -82,9 +81,9 @@ class DenoiserCost:
         calls = [self.call(n_sets) for n_sets in sizes]
         took = [typical_seconds(self.fitted.sampler.device, call, _SECONDS_EACH) for call in calls]
         timing = Timing.fit([(1.0, n) for n in sizes], [(n,) for n in sizes], took)
-        first, second = (
-            counted(call, weights=self.fitted.denoiser.parameters()).total for call in calls[:2]
-        )
+        denoiser = self.fitted.denoiser
+        weights = [*denoiser.parameters(), *denoiser.buffers()]
+        first, second = (counted(call, weights=weights).total for call in calls[:2])
         each = second + -1.0 * first
         return {
             "timing": timing.to_json(),
@@ -198,7 +197,8 @@ def assembled(
     phases[name] = phases.get(name, 0.0) + seconds
     whole = others + seconds
     error = _NOISE + (spread * seconds + rest.spread * others) / whole
-    judged = this_machine(fitted.sampler.device).judged(work, seconds)
+    machine = this_machine(fitted.sampler.device)
+    judged = machine.judged(work, seconds, dtype=precision_of(fitted))
     return Quote(
         seconds=whole,
         low=whole / (1 + 2 * error),

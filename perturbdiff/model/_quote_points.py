@@ -76,12 +76,17 @@ def _subject(
     return Subject(
         kind=kind,
         device=trained.device,
-        dtype=str(trained.dtype).removeprefix("torch."),
+        dtype=precision_of(fitted),
         stages=stages,
         weights=weights,
         n_parameters=sum(p.numel() for p in networks[0].parameters()),
         forget=forget,
     )
+
+
+def precision_of(fitted: "Responding") -> str:
+    """Numbers that most products of the network are of, as rates of the machine are named."""
+    return str(getattr(fitted, "precision", "float32"))
 
 
 def _encoded(arguments: tuple[Any, ...], result: Any) -> Iterable[Tensor]:
