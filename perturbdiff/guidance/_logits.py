@@ -167,10 +167,15 @@ class Masked:
         cache: Any,
         said_gene: Int[Tensor, "cells positions"],
         said_bin: Int[Tensor, "cells positions"],
-        **asked: Any,
+        *,
+        next_gene: Int[Tensor, "cells positions"] | None = None,
+        progress: Float[Tensor, "cells positions 3"] | None = None,
+        reach: int | None = None,
     ) -> tuple[Float[Tensor, "cells positions width"], Any]:
         """As the network inside."""
-        return self.network.decode(cache, said_gene, said_bin, **asked)
+        return self.network.decode(
+            cache, said_gene, said_bin, next_gene=next_gene, progress=progress, reach=reach
+        )
 
     def bin_logits(
         self,

@@ -160,7 +160,9 @@ def test_a_mask_around_a_network_renormalises_what_is_left(reference):
     free, left = [0.1, 0.2, 0.3, 0.4], [0, 2 / 9, 3 / 9, 4 / 9]
     torch.testing.assert_close(share, torch.tensor([[free, left], [left, free]]))
     assert (masked.n_genes, masked.n_bins) == (3, 4)
-    assert masked.decode("cache", gene, gene, reach=2)[1] == ("cache", True, {"reach": 2})
+    _, (cache, same, asked) = masked.decode("cache", gene, gene, next_gene=gene, reach=2)
+    assert (cache, same, asked["reach"], asked["progress"]) == ("cache", True, 2, None)
+    assert asked["next_gene"] is gene
     assert not mask.idle
 
 
