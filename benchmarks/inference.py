@@ -23,6 +23,7 @@ from benchmarks.inference_devices import placements
 from benchmarks.inference_models import GENES, Models
 from benchmarks.inference_quotes import process_clock, quoted
 from benchmarks.inference_report import told
+from benchmarks.inference_speed import few_steps, many_cells, precisions, screening
 from benchmarks.inference_step import sampling_overhead, step_shares
 from perturbdiff.profiling import this_machine
 
@@ -40,6 +41,7 @@ class Run:
     """
 
     def __init__(self, chosen: argparse.Namespace) -> None:
+        self.data: Path | None = chosen.data
         self.models = Models(chosen.data, chosen.accelerator)
         self.genes = tuple(chosen.genes)
         self.clock: str = chosen.clock
@@ -67,6 +69,10 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "overhead": lambda run: sampling_overhead(run.models),
     "devices": lambda run: placements(run.models),
     "quotes": _quotes,
+    "precision": lambda run: precisions(run.models, run.data),
+    "steps": lambda run: few_steps(run.data),
+    "screening": lambda run: screening(run.models.device),
+    "many_cells": lambda run: many_cells(run.models),
 }
 """Each answers one question and returns what JSON knows; its words are in ``inference_report``."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks import inference_speed_report
 from benchmarks.tables import markdown
 
 Told = Callable[[Mapping[str, Any]], list[str]]
@@ -189,4 +190,8 @@ TOLD: dict[str, Told] = {
     "step": _step,
     "overhead": _overhead,
     "devices": _devices,
+    "precision": inference_speed_report.precisions,
+    "steps": inference_speed_report.few_steps,
+    "screening": inference_speed_report.screening,
+    "many_cells": inference_speed_report.many_cells,
 }

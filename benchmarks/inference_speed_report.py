@@ -1,0 +1,86 @@
+"""What makes predictions faster, as text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.tables import markdown, score_table
+
+STEPS_SHOWN = (
+    "pearson_shift", "mae_shift", "energy_distance", "centred_energy_distance",
+    "variance_explained", "de_overlap",
+)  # fmt: skip
+
+
+def precisions(found: Mapping[str, Any]) -> list[str]:
+    names = list(found["speed"][0]["seconds"])
+    rows = [
+        [
+            row["width"], row["sets"], row["set_size"],
+            *(1e3 * row["seconds"][name] for name in names),
+            *(row["seconds"]["float32"] / row["seconds"][name] for name in names[1:]),
+        ]
+        for row in found["speed"]
+    ]  # fmt: skip
+    header = ["width", "sets", "set size", *(f"{name}, ms" for name in names)]
+    header += [f"{name}, times faster" for name in names[1:]]
+    lines = ["## Precision", "", markdown(header, rows, digits=2), ""]
+    if "scores" not in found:
+        return lines[:-1]
+    scores, lost = found["scores"], found["lost"]
+    metrics = list(scores["float32"])
+    worst = {name: max(one, key=lambda metric: one[metric]) for name, one in lost.items()}
+    told = "; ".join(f"{name} {100 * lost[name][m]:.1f} % ({m})" for name, m in worst.items())
+    return [
+        *lines,
+        f"Cells of {found['context']}, held out; width {found['width']}, trained for "
+        f"{found['train_steps']} steps. Another seed of the noise is the yardstick.",
+        "",
+        score_table(scores, metrics, first="precision"),
+        "",
+        f"Most that is lost of a score, as a share of it: {told}.",
+    ]
+
+
+def few_steps(found: Mapping[str, Any]) -> list[str]:
+    lines = ["## Few steps", ""]
+    if not found["rows"]:
+        return [*lines, f"Not measured: {found['why']}."]
+    table = {
+        f"{row['sampler']}, {row['n_steps']} ({row['nfe']} calls)": row["scores"]
+        for row in found["rows"]
+    }
+    return [
+        *lines,
+        f"Cells of {found['context']}, held out; the default network, trained for "
+        f"{found['train_steps']} steps.",
+        "",
+        score_table(table, STEPS_SHOWN, first="sampler, steps"),
+    ]
+
+
+def screening(found: Mapping[str, Any]) -> list[str]:
+    stages = ", ".join(
+        f"{stage} {seconds:.1f} s" for stage, seconds in found["seconds_by_stage"].items()
+    )
+    return [
+        "## Screening",
+        "",
+        f"{found['perturbations']} perturbations of one context, 32 cells each, 8 steps, "
+        f"{found['genes']} genes: {found['seconds_together']:.1f} s in one call, "
+        f"{found['seconds_separate']:.1f} s in a call for each ({found['separate_calls_timed']} "
+        f"timed): {found['times_faster']:.2f} times faster. The bound is what every condition "
+        "needs for itself, since its mean is put right on a pilot of 512 cells that is the same "
+        f"whatever else is asked ({stages}); "
+        f"{100 * found['share_of_bound']:.0f} % of the time is that.",
+    ]
+
+
+def many_cells(found: Mapping[str, Any]) -> list[str]:
+    before, most = found["bytes_before"] / 1e9, found["bytes_most"] / 1e9
+    return [
+        "## Many cells",
+        "",
+        f"{found['cells']:,} cells of one condition, {found['genes']} genes, 8 steps: "
+        f"{found['seconds']:.0f} s, at most {most:.2f} GB in a process that held {before:.2f} GB "
+        f"before ({found['entries_not_zero']:,} values are not zero).",
+    ]
