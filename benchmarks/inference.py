@@ -110,14 +110,23 @@ def main() -> None:
     torch.set_float32_matmul_precision("medium")
     made_with = environment()  # before the clone has anything new in it
     sections: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     if chosen.out.exists():
-        sections = json.loads(chosen.out.read_text(encoding="utf-8"))["sections"]
+        known = json.loads(chosen.out.read_text(encoding="utf-8"))
+        sections, made = known["sections"], known["made"]
     with tempfile.TemporaryDirectory() as fresh:  # nothing measured in an earlier run counts
         os.environ["XDG_CACHE_HOME"] = fresh
         run = Run(chosen)
         for name in chosen.sections:
             began = time.perf_counter()
             sections[name] = SECTIONS[name](run)
+            made[name] = {
+                "commit": made_with["commit"],
+                "threads": chosen.threads,
+                "seconds": round(time.perf_counter() - began, 1),
+                "note": chosen.note,
+                "command": _command(),
+            }
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
     data = "simulated" if chosen.data is None else f"those of {chosen.data.name}"
     report = {
@@ -126,9 +135,8 @@ def main() -> None:
         "settings": {
             "accelerator": chosen.accelerator,
             "cells": data,
-            "note": chosen.note,
-            "command": _command(),
         },
+        "made": {name: made[name] for name in SECTIONS if name in sections},
         "sections": {name: sections[name] for name in SECTIONS if name in sections},
     }
     chosen.out.parent.mkdir(parents=True, exist_ok=True)

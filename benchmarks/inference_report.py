@@ -19,15 +19,15 @@ def told(report: Mapping[str, Any], figure: str | None) -> str:
         "",
         "## How it was measured",
         "",
-        f"{made['cpu']}, {made['threads']} thread(s), GPU: {made['gpu']}; torch "
-        f"{made['packages']['torch']}, float32 precision `medium`; commit {made['commit'][:7]}"
-        f"{' with uncommitted changes' if made['uncommitted_changes'] else ''}. Networks run on "
+        f"{made['cpu']}, {made['n_cpus']} cores, GPU: {made['gpu']}; torch "
+        f"{made['packages']['torch']}, float32 precision `medium`. Networks run on "
         f"{settings['accelerator']}, cells are {settings['cells']}. Networks have the true shape "
-        "and their first weights, which change no time; the sibling says one gene a call. "
-        f"{settings['note']}",
+        "and their first weights, which change no time; the sibling says one gene a call.",
         "",
-        f"`{settings['command']}`",
+        markdown(["section", "commit", "threads", "took, s"], _runs(report), digits=0),
         "",
+        *dict.fromkeys(f"`{run['command']}`\n" for run in report["made"].values()),
+        *dict.fromkeys(f"{run['note']}\n" for run in report["made"].values() if run["note"]),
     ]
     for name, found in report["sections"].items():
         if name in TOLD:
@@ -37,6 +37,13 @@ def told(report: Mapping[str, Any], figure: str | None) -> str:
     if figure is not None:
         lines += [f"![Both models under the limits of the machine]({figure})", ""]
     return "\n".join(lines)
+
+
+def _runs(report: Mapping[str, Any]) -> list[list[Any]]:
+    return [
+        [name, run["commit"][:7], run["threads"], run["seconds"]]
+        for name, run in report["made"].items()
+    ]
 
 
 def _machine(found: Mapping[str, Any]) -> list[str]:

@@ -8,8 +8,7 @@ from benchmarks.inference_quotes import SHAPES, WRITTEN, summary
 from benchmarks.inference_report import TOLD, told
 
 MADE = {
-    "cpu": "made up", "threads": 2, "gpu": "none", "packages": {"torch": "0"}, "commit": "abcdefgh",
-    "uncommitted_changes": False,
+    "cpu": "made up", "n_cpus": 2, "gpu": "none", "packages": {"torch": "0"},
 }  # fmt: skip
 ROW = {
     "seconds": 2.0, "cells_per_second": 0.5, "intensity": 1.5, "share_of_rate": 0.25,
@@ -60,7 +59,11 @@ def test_sixty_shapes_at_least_are_quoted_and_none_twice():
 def test_the_report_says_what_was_measured():
     report = {
         "made_with": MADE,
-        "settings": {"accelerator": "cpu", "cells": "simulated", "note": "", "command": "python"},
+        "settings": {"accelerator": "cpu", "cells": "simulated"},
+        "made": {
+            name: {"commit": "abcdefgh", "threads": 1, "seconds": 5.0, "note": note, "command": "x"}
+            for name, note in (("machine", ""), ("batches", "while it rained"), ("other", ""))
+        },
         "sections": {
             "machine": {"rates": {"float32": 1e11, "int8": None}, "bandwidth": 2e10},
             "batches": batches(),
@@ -73,6 +76,8 @@ def test_the_report_says_what_was_measured():
     assert "25.00" in text  # per cent of the rate
     assert "sections.other" in text
     assert "![" in text
+    assert text.count("`x`") == 1 == text.count("while it rained")
+    assert "| machine | abcdefg |" in text
     assert "![" not in told(report, None)
 
 
