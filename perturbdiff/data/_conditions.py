@@ -141,7 +141,7 @@ def read_rows(obs: pd.DataFrame, columns: Columns) -> Rows:
     LabelError
         When names are not unique, or a combination has another number of doses than members.
     """
-    _check_names(obs)
+    check_names(obs)
     fields = _read_fields(obs, columns)
     keep = fields.complete()
     if n_missing := int((~keep).sum()):
@@ -222,7 +222,8 @@ def _distinct(
     return codes[first], index.astype(np.int64)
 
 
-def _check_names(obs: pd.DataFrame) -> None:
+def check_names(obs: pd.DataFrame) -> None:
+    """Refuse cells of which two have one name."""
     if not obs.index.is_unique:
         twice = obs.index[obs.index.duplicated()].unique()
         msg = (

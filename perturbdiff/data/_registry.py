@@ -169,7 +169,7 @@ class Registry:
         )
         registry = cls(
             perturbation_key=perturbation_key,
-            control=_control_labels(control, perturbation_key),
+            control=control_labels(control, perturbation_key),
             covariate_keys=tuple(covariate_keys),
             separator=separator,
             scale=resolve_scale(adata, scale, layer),
@@ -353,7 +353,7 @@ def check_roles(*, covariate_keys: Sequence[str], **roles: str | None) -> None:
         taken[key] = role
 
 
-def _control_labels(control: object, key: str) -> tuple[str, ...]:
+def control_labels(control: object, key: str) -> tuple[str, ...]:
     """Control labels as given, one or several."""
     labels = (control,) if isinstance(control, str) else control
     found = tuple(labels) if isinstance(labels, Iterable) else (labels,)

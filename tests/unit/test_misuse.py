@@ -27,6 +27,10 @@ CASES = {
     "a path to score": ("ptd.tl.score(pred, reference='cells.h5ad')", "reference = 'cells.h5ad'"),
     "a path to draw": ("ptd.pl.response('pred.h5ad', reference=adata)", "pred = 'pred.h5ad'"),
     "a path to normalise": ("ptd.pp.normalize('cells.h5ad')", "must be an AnnData"),
+    "a path to check": (
+        "ptd.pp.check('cells.h5ad', perturbation_key='condition', control='ctrl')",
+        "read_h5ad('cells.h5ad')",
+    ),
     "a path for a model": ("ptd.tl.predict(adata, 'bundle', **ask)", "model = 'bundle'"),
     "no contexts": ("model.predict(adata, **ask, contexts=[])", "contexts = []"),
     "a context of nothing": ("model.predict(adata, **ask, contexts=[{}])", "'cell_type': ..."),
