@@ -11,13 +11,12 @@ import torch
 from anndata import AnnData
 from jaxtyping import Float, Int
 
-from perturbdiff._errors import ExpressionError, SplitError, counted
+from perturbdiff._errors import SplitError, counted
 from perturbdiff._logging import logger
-from perturbdiff.data import Cells, Condition, Registry, check_leakage, encode, split
-from perturbdiff.data._checks import usable
+from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._genes import principal_axes, variable_genes
-from perturbdiff.data._matrix import place
 from perturbdiff.data._splits import Holdout
+from perturbdiff.data._training_cells import training_cells
 from perturbdiff.prior import (
     ConditionSummary,
     ContextSummary,
@@ -85,19 +84,7 @@ def prepare(
     """
     # A model that is fitted again chooses its genes again: the last choice saw other cells.
     registry = registry.with_genes(())
-    cells = encode(adata, registry)
-    if not cells.log1p.count_nonzero():
-        msg = (
-            f"{place(registry.layer)} is zero in all {len(cells)} labelled cells, so there is "
-            f"nothing to learn from. {usable(adata, skip=(registry.layer,))}"
-        )
-        raise ExpressionError(msg.rstrip())
-    cells = _with_counts(cells)
-    split_hash = ""
-    if holdout is not None:
-        parts = split(cells, registry, holdout=holdout)
-        cells, split_hash = cells.take(parts.train), parts.hash
-        check_leakage(cells, parts)
+    cells, split_hash = training_cells(adata, registry, holdout=holdout)
     n_threads = torch.get_num_threads()
     genes = cells.genes if n_top_genes is None else variable_genes(cells, n_top_genes)
     # Numba, inside scanpy, sets the number of threads of the whole process.
@@ -113,15 +100,6 @@ def prepare(
         split_hash=split_hash,
     )  # fmt: skip
     return _with_summaries(data)
-
-
-def _with_counts(cells: Cells) -> Cells:
-    """The cells that have a library: of an empty one nothing is known per count."""
-    if cells.library_size is None or (cells.library_size > 0).all():
-        return cells
-    kept = cells.take(np.flatnonzero(cells.library_size > 0))
-    logger.warning("left out %s without counts", counted(len(cells) - len(kept), "cell"))
-    return kept
 
 
 def _with_summaries(data: TrainingData) -> TrainingData:
