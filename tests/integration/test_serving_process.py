@@ -106,8 +106,21 @@ def test_a_server_lives_through_what_happens_to_it(bundle, tmp_path, simulated_c
             pred.layers["counts"].toarray(), want.layers["counts"].toarray()
         )
 
+        # a client that stops reading stops the work
+        slow = ASK | {"n_cells": 4000, "sample": {"n_steps": 200}}
+        endless = ASK | {"n_cells": 20_000, "sample": {"n_steps": 300}, "seed": 9}
+        events = {"Accept": "text/event-stream"}
+        with http.stream("POST", "/predict", json=endless, headers=events) as stream:
+            assert "x0_hat" in "".join(
+                line for line, _ in zip(stream.iter_lines(), range(2), strict=False)
+            )
+        until = time.monotonic() + 30
+        while "running_requests 0.0" not in (text := http.get("/metrics").text):
+            assert time.monotonic() < until, text
+            time.sleep(0.05)
+
         # its worker is killed while it works: not ready at once, ready again, and no request lost
-        slow, found = ASK | {"n_cells": 4000, "sample": {"n_steps": 200}}, []
+        found = []
         thread = threading.Thread(target=lambda: found.append(http.post("/predict", json=slow)))
         thread.start()
         (worker,) = [pid for pid, words in children(process.pid).items() if "spawn_main" in words]
