@@ -180,7 +180,7 @@ def network_calls(pred: AnnData, *, order: str) -> float:
 def seconds_by_size(
     question: Question, model: SetDiffusion | CausalBaseline, file: AnnData, **how: Any
 ) -> dict[int, float]:
-    """Seconds of a whole prediction, control cells to counts: medians of three new seeds.
+    """Seconds of a whole prediction, control cells to counts: medians of three new seeds a size.
 
     A new seed, so that nothing of an earlier answer is used again: cells of the pilot, where the
     answer is recentred, are counted in.
@@ -189,7 +189,7 @@ def seconds_by_size(
     return {
         size: statistics.median(
             timed(lambda s=size, k=seed: question.ask(model, file, n_cells=s, seed=k, **how))[0]
-            for seed in (101, 102, 103)
+            for seed in range(1000 * size, 1000 * size + 3)
         )
         for size in SIZES
     }
