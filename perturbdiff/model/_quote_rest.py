@@ -211,7 +211,9 @@ class _Runs:
         times = [self.seconds(one) for one in asked]
         features = np.array([one.features for one in asked])
         seconds = {
-            name: _solved(features, np.array([found[name] for found in times])) for name in times[0]
+            name: _solved(features, np.array([found.get(name, 0.0) for found in times]))
+            for name in PHASES
+            if any(name in found for found in times)
         }
         sizes = [few, asked[1], replace(few, cells=2 * asked[1].cells)]
         peaks = tuple((float(one.cells), self.peak(one)) for one in sizes)
