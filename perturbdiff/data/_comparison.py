@@ -163,12 +163,7 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     require_anndata(pred, name="pred")
     require_anndata(reference, name="reference")
     registry = registry_of(pred)
-    if "reading" in reference.uns.get(UNS_KEY, {}):
-        msg = (
-            "reference is itself a prediction, so nothing would be measured. Give the file with "
-            "the real cells."
-        )
-        raise LabelError(msg)
+    _refuse_prediction(reference)
     found = read_rows(reference.obs, registry.columns)
     guess = read_rows(pred.obs, registry.columns)
     _check_truth(guess.conditions, found.conditions)
@@ -189,6 +184,67 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
         ),
         stated=stated,
     )
+
+
+def beside_controls(pred: AnnData, reference: AnnData) -> tuple[Registry, Cells, Cells]:
+    """Read a prediction and the measured control cells of its contexts; no truth is needed.
+
+    Parameters
+    ----------
+    pred
+        Prediction; its provenance says how to read the reference.
+    reference
+        File with control cells of every predicted context. Treated cells are not looked at.
+
+    Returns
+    -------
+    A registry on those genes of the model that the prediction holds, and predicted and control
+    cells on them.
+
+    Raises
+    ------
+    UnknownKeyError
+        When ``pred`` is no prediction, or the reference lacks a column.
+    LabelError
+        When the reference is a prediction too, or lacks control cells of a context.
+    GeneError, ExpressionError, ScaleError
+        When the expression of the reference is not like that of the training file.
+    """
+    require_anndata(pred, name="pred")
+    require_anndata(reference, name="reference")
+    registry = registry_of(pred)
+    _refuse_prediction(reference)
+    found = read_rows(reference.obs, registry.columns)
+    cells, there = _read_prediction(pred, registry, read_rows(pred.obs, registry.columns))
+    contexts = {condition.context for condition in cells.conditions()}
+    if not contexts:
+        msg = "The prediction has no treated cells with labels."
+        raise LabelError(msg)
+    held = {c.context for c in found.conditions if c.is_control}
+    if lacking := sorted(contexts - held):
+        msg = f"The reference has no control cells in the context of: {listed(lacking)}."
+        raise LabelError(msg)
+    wanted = np.array([c.is_control and c.context in contexts for c in found.conditions], bool)
+    registry = registry.with_genes(
+        name for name, kept in zip(registry.genes, there, strict=True) if kept
+    )
+    controls = read_cells(
+        reference,
+        registry,
+        found.take(np.flatnonzero(wanted[found.condition])),
+        measured=gene_names(reference),
+        remedy="Give a reference that has them.",
+    )
+    return registry, cells.select(registry.genes), controls
+
+
+def _refuse_prediction(reference: AnnData) -> None:
+    if "reading" in reference.uns.get(UNS_KEY, {}):
+        msg = (
+            "reference is itself a prediction, so nothing would be measured. Give the file with "
+            "the real cells."
+        )
+        raise LabelError(msg)
 
 
 def _check_answers(pred: Cells, stated: Stated) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perturbdiff.tl._predict import predict
     from perturbdiff.tl._rank import rank_perturbations
+    from perturbdiff.tl._response import response, response_genes
     from perturbdiff.tl._score import score
     from perturbdiff.tl._score_constraints import score_constraints
     from perturbdiff.tl._summary import summarise_scores
@@ -13,12 +14,22 @@ if TYPE_CHECKING:
 _FROM = {
     "predict": "_predict",
     "rank_perturbations": "_rank",
+    "response": "_response",
+    "response_genes": "_response",
     "score": "_score",
     "score_constraints": "_score_constraints",
     "summarise_scores": "_summary",
 }
 
-__all__ = ["predict", "rank_perturbations", "score", "score_constraints", "summarise_scores"]
+__all__ = [
+    "predict",
+    "rank_perturbations",
+    "response",
+    "response_genes",
+    "score",
+    "score_constraints",
+    "summarise_scores",
+]
 
 
 def __getattr__(name: str) -> Any:

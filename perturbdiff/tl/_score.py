@@ -15,7 +15,7 @@ from jaxtyping import Float
 from perturbdiff._constants import DEPTH, UNS_KEY
 from perturbdiff._errors import MetricError
 from perturbdiff.config._checks import whole_number
-from perturbdiff.data import Condition, label_of
+from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.metrics import (
     CONDITION_METRICS,
@@ -26,6 +26,7 @@ from perturbdiff.metrics import (
     split_half_ceiling,
 )
 from perturbdiff.model._cells import moved_cells, transported_cells
+from perturbdiff.tl._labels import condition_labels
 
 CEILING: Final = "split_half_ceiling"
 TRANSPORTED: Final = ("mixture_log_ratio", "effect_prior")
@@ -128,7 +129,7 @@ def _table(comparison: Comparison, model: str, seed: int) -> pd.DataFrame:
         control = comparison.controls(condition).log1p.toarray().astype(np.float64)
         truth = comparison.measured(condition)
         true_shifts.append(truth.mean(0, dtype=np.float64) - control.mean(0))
-        labels = _labels(comparison, condition)
+        labels = condition_labels(comparison.registry, condition)
         for candidate in _candidates(comparison, condition, model=model, seed=seed):
             row = _scored(candidate, truth, control=control, project=project, seed=seed)
             row |= _genes_compared(comparison, candidate)
@@ -142,18 +143,6 @@ def _table(comparison: Comparison, model: str, seed: int) -> pd.DataFrame:
     apart = _told_apart(shifts, np.stack(true_shifts))
     apart[CEILING, "measured"] = _ceiling_apart(comparison, seed=seed)
     return _assembled(rows, apart)
-
-
-def _labels(comparison: Comparison, condition: Condition) -> dict[str, str | float]:
-    registry = comparison.registry
-    label = label_of(condition.members, separator=registry.separator)
-    labels: dict[str, str | float] = {registry.perturbation_key: label}
-    labels |= dict(zip(registry.covariate_keys, condition.context, strict=True))
-    if registry.dose_key is not None:
-        labels[registry.dose_key] = "+".join(f"{dose:g}" for dose in condition.doses)
-    if registry.time_key is not None:
-        labels[registry.time_key] = np.nan if condition.time is None else condition.time
-    return labels
 
 
 def _named(method: str, made_by: str, labels: Mapping[str, str | float]) -> dict[str, Any]:
