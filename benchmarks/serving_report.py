@@ -50,8 +50,8 @@ def _throughput(found: Mapping[str, Any]) -> list[str]:
         header = ["arrangement", "a second", "p50", "p95", "p99", "CPU ms a request"]
         lines += [
             f"{words}. Most requests a second with p95 at most {limit:g} s (rates double from step "
-            "to step), latency there in s, and processor time of all processes of the server "
-            "for each answer beyond what an idle one takes; other work on the machine changes it least:",
+            "to step), latency there in s, and processor time that all processes of the server "
+            "took for an answer, less what they take when idle; other work changes it least:",
             "",
             markdown(header, rows, digits=2),
             "",

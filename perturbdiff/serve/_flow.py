@@ -104,7 +104,12 @@ class Flow:
                 continue
             waiting = self._solving.setdefault(part.key, [])
             waiting.append((job, part))
-            wanted.append(list(part.sets(pilot=len(waiting) == 1)))
+            # Who solves it makes its pilot first, and the others while it is being solved.
+            part.holds_back = len(waiting) == 1
+            wanted.append(list(range(part.n_pilot) if part.holds_back else part.sets(pilot=False)))
+        n_sets = sum(map(len, wanted))
+        n_sets += sum(len(part.sets(pilot=False)) for part in parts if part.holds_back)
+        job.steps_of = n_sets * parts[0].config.n_steps
         self._order(job, parts, wanted)
         for part in parts:
             self._draw(job, part)
@@ -144,6 +149,8 @@ class Flow:
             self._draw(job, part)
         elif self._solving[part.key][0][1] is part and part.has_pilot and not part.solving:
             part.solving = True
+            if part.holds_back:
+                self._order(job, [part], [list(part.sets(pilot=False))])
             work = partial(solve, self.fitted, part)
             self.desk.put(job.uid, work, then=partial(self._solved, part), kind="solve")
             meters.phase("denoise", perf_counter() - job.begun)
@@ -192,13 +199,14 @@ class Flow:
         if seen.order not in self._orders:
             return
         job, _ = self._orders[seen.order]
+        job.steps[seen.order] = seen.done
         self._say(
             _progress(
                 job,
                 {
                     "phase": "denoising",
-                    "done": seen.done,
-                    "of": seen.of,
+                    "done": sum(job.steps.values()),
+                    "of": job.steps_of,
                     "x0_hat": {
                         "spread": [round(x, _KEPT) for x in seen.spread.tolist()],
                         "moved": None if seen.moved is None else round(seen.moved, _KEPT),
@@ -225,6 +233,7 @@ class Flow:
                 heir, own = waiting[0]
                 missing = [number for number in own.sets(pilot=True) if number not in own.latent]
                 pilot = [number for number in missing if number < own.n_pilot]
+                heir.steps_of += len(pilot) * own.config.n_steps
                 self._order(heir, [own], [pilot])
 
 

@@ -96,6 +96,8 @@ class Job:
     parts: list[Part] = field(default_factory=list)
     token: Token = field(default_factory=Token)
     nfe: dict[int, int] = field(default_factory=dict)  # by order of the engine
+    steps: dict[int, int] = field(default_factory=dict)  # of sets, by order
+    steps_of: int = 0
     cost: float = 0.0  # seconds, as quoted
     share_left: float = 1.0
     begun: float = 0.0

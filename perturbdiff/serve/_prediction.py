@@ -47,6 +47,7 @@ class Part:
     drawn: dict[int, tuple[sp.csr_array, np.ndarray]] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)  # blocks that are being drawn
     solving: bool = False
+    holds_back: bool = False  # what is beyond the pilot, until the pilot is there
 
     @property
     def config(self) -> SampleConfig:
