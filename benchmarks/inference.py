@@ -8,6 +8,7 @@ Sections are independent: ``--sections`` runs some of them and keeps what the re
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -148,7 +149,7 @@ def main() -> None:
 def _command() -> str:
     """The command line, files by their names alone."""
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return " ".join(["python -m benchmarks.inference", *words])
+    return f"python -m benchmarks.inference {shlex.join(words)}".rstrip()
 
 
 if __name__ == "__main__":
