@@ -4,5 +4,6 @@ from perturbdiff.pl._constraints import constraints
 from perturbdiff.pl._embedding import embedding
 from perturbdiff.pl._response import response
 from perturbdiff.pl._roofline import roofline
+from perturbdiff.pl._scores import scores
 
-__all__ = ["constraints", "embedding", "response", "roofline"]
+__all__ = ["constraints", "embedding", "response", "roofline", "scores"]

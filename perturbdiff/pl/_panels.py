@@ -13,7 +13,13 @@ _DPI = 150
 _MOST_COLUMNS = 4
 
 
-def make_panels(n_panels: int, ax: "Axes | Sequence[Axes] | None", *, size: float) -> "list[Axes]":
+def make_panels(
+    n_panels: int,
+    ax: "Axes | Sequence[Axes] | None",
+    *,
+    size: float,
+    each: str = "condition",
+) -> "list[Axes]":
     """One panel each: the caller's own, or those of a new figure.
 
     Raises
@@ -24,7 +30,7 @@ def make_panels(n_panels: int, ax: "Axes | Sequence[Axes] | None", *, size: floa
     if ax is not None:
         given = list(ax) if isinstance(ax, Sequence) else [ax]
         if len(given) != n_panels:
-            rule = f"must be {n_panels} panels, one for each condition"
+            rule = f"must be {n_panels} panels, one for each {each}"
             raise ConfigError("ax", len(given), rule=rule)
         return given
     from matplotlib import pyplot as plt  # noqa: PLC0415 - slow to import
