@@ -8,6 +8,7 @@ from anndata import AnnData
 
 from perturbdiff.config import SampleConfig
 from perturbdiff.model import SetDiffusion
+from perturbdiff.prior._factors import ResponseFactors
 from perturbdiff.serve._desk import Desk
 from perturbdiff.serve._engine import Finished, Seen, StepBatch
 from perturbdiff.serve._formats import MEDIA, WRITERS, check_finite, dumps
@@ -27,6 +28,7 @@ from perturbdiff.serve._prediction import (
 )
 
 _KEPT = 5  # digits of a summary
+_CONDITIONS = 64  # whose factors are shared between seeds
 
 
 class Flow:
@@ -61,6 +63,7 @@ class Flow:
         self.fitted, self.desk, self._say, self._fail = model.fitted, desk, say, fail
         self.engine = StepBatch(model.fitted.sampler, n_sets=n_sets)
         self.plans: Memo[Population] = Memo(n_plans)
+        self._factors: Memo[ResponseFactors] = Memo(_CONDITIONS)
         self.cells: Memo[Draw] = Memo(int(drawn_mb * 1e6))
         self._solving: dict[PlanKey, list[tuple[Job, Part]]] = {}  # who solves it is the first
         self._orders: dict[int, tuple[Job, list[Part]]] = {}
@@ -151,7 +154,7 @@ class Flow:
             part.solving = True
             if part.holds_back:
                 self._order(job, [part], [list(part.sets(pilot=False))])
-            work = partial(solve, self.fitted, part)
+            work = partial(solve, self.fitted, part, self._factors)
             self.desk.put(job.uid, work, then=partial(self._solved, part), kind="solve")
             meters.phase("denoise", perf_counter() - job.begun)
 

@@ -4,7 +4,7 @@ N cells, G genes, K latent axes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,6 +18,7 @@ from perturbdiff.model import SetDiffusion, _fitted
 from perturbdiff.model._fitted import Fitted, Recipe
 from perturbdiff.model._predictor import answer
 from perturbdiff.model._response import ResponsePlan
+from perturbdiff.prior._factors import ResponseFactors
 from perturbdiff.serve._memo import Memo
 from perturbdiff.serve._reading import Reading
 
@@ -145,11 +146,30 @@ def accept(part: Part, population: Population) -> None:
     part.latent |= dict(enumerate(population.pilot[: part.n_wanted]))
 
 
-def solve(fitted: Fitted, part: Part) -> Population:
-    """Solve the population of a part whose pilot is there."""
+def solve(fitted: Fitted, part: Part, shared: Memo[ResponseFactors]) -> Population:
+    """Solve the population of a part whose pilot is there.
+
+    Parameters
+    ----------
+    fitted
+        Model.
+    part
+        Condition.
+    shared
+        Factors of conditions: nearly all that a plan weighs, and the same for every seed.
+
+    Returns
+    -------
+    The population.
+    """
     pilot = torch.stack([part.latent[number] for number in range(part.n_pilot)])
     require_finite(pilot)
     pilot, plan = fitted._solve(part.recipe, pilot)
+    name = part.recipe.task.condition, part.recipe.task.digest
+    factors = shared.get(name)
+    if factors is None or not torch.equal(factors.dispersion, plan.factors.dispersion):
+        factors = shared.put(name, plan.factors)
+    plan = replace(plan, factors=factors)
     return Population(recipe=part.recipe, pilot=pilot, plan=plan)
 
 
