@@ -8,12 +8,21 @@ import typer
 
 from perturbdiff._constants import VERSION
 from perturbdiff._errors import ConfigError
+from perturbdiff.cli._doctor import doctor
 from perturbdiff.cli._files import DATASETS, check_out, known_dataset, read, read_wish, write
 from perturbdiff.cli._options import Config, Overrides, Overwrite, Seed, Verbose
 from perturbdiff.cli._profile import profile
-from perturbdiff.cli._runs import fitted, sampling, sampling_of, settings_of, tune
+from perturbdiff.cli._runs import fitted, sampling, sampling_of, settings_of, spelled, tune
 from perturbdiff.cli._serve import serve
-from perturbdiff.cli._show import draw, plainly, say, show_constraints, show_scores
+from perturbdiff.cli._show import (
+    draw,
+    draw_scores,
+    plainly,
+    say,
+    scores_as_json,
+    show_constraints,
+    show_scores,
+)
 from perturbdiff.config._labels import read_context, read_labels
 
 app = typer.Typer(
@@ -22,7 +31,9 @@ app = typer.Typer(
         "Predict what a perturbation does to single cells in contexts where nobody measured it.\n\n"
         "Start with `perturbdiff demo`. On your own file, `fit` learns from cells measured with "
         "and without perturbations, `predict` makes cells, and `score` compares them with measured "
-        "ones, beside simple baselines."
+        "ones, beside simple baselines. `doctor` says whether all that is needed is here.\n\n"
+        "Ends with 0 where all went well, 1 where something is broken, 2 where the command or the "
+        "data are to be mended, 130 where it was interrupted."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -124,6 +135,9 @@ def fit(
         int | None,
         typer.Option(help="Most control cells of each context to save with the model."),
     ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show all settings as YAML and do nothing.")
+    ] = False,
     overrides: Overrides = None,
     overwrite: Overwrite = False,
     verbose: Verbose = False,
@@ -146,6 +160,9 @@ def fit(
             "seed": seed,
         }
         run = settings_of(config, overrides, chosen)
+        if print_config:
+            say(spelled(run))
+            return
         check_out(out, overwrite=overwrite)
         if resume and checkpoint_dir is None:
             raise ConfigError("resume", resume, rule="needs --checkpoint-dir")
@@ -232,9 +249,12 @@ def score(
     reference: Annotated[str, typer.Option(help="File with the measured cells, or data set.")],
     out: Annotated[Path, typer.Option(help="Table of scores.")] = Path("scores.csv"),
     pictures: Annotated[
-        Path | None, typer.Option(help="Folder for response.png and embedding.png.")
+        Path | None, typer.Option(help="Folder for response.png, embedding.png and scores.png.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of subsampling.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Show the means over conditions as JSON.")
+    ] = False,
     overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
@@ -252,6 +272,10 @@ def score(
         guess.uns["score"].to_csv(out, index=False)
         if pictures is not None:
             draw(guess, truth, pictures)
+            draw_scores(guess, pictures)
+        if as_json:
+            say(scores_as_json(guess))
+            return
         show_scores(guess)
         say(f"One row per method and condition is in {out}.")
 
@@ -276,6 +300,7 @@ def datasets(
         say(f"Written to {out}.")
 
 
+app.command()(doctor)
 app.command()(profile)
 app.command()(serve)
 

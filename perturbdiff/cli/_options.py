@@ -15,6 +15,6 @@ Config = Annotated[
     str | None,
     typer.Option(
         help="YAML file with the sections data, train, model and sample (or decoder and decode), "
-        "or the name of a shipped run: demo, kang2018."
+        "or the name of a shipped run: demo, laptop, gpu, kang2018."
     ),
 ]

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from perturbdiff._errors import ConfigError
@@ -34,6 +35,21 @@ def settings_of(
                 rule = f"is about a {kind}; the settings of a {run.kind} are {own}"
                 raise ConfigError("--set", text, rule=rule)
     return run
+
+
+def spelled(run: "RunConfig") -> str:
+    """The settings as a YAML file that says the same run, without those of the other kind."""
+    import yaml
+
+    others = {
+        section
+        for kind, sections in _SECTIONS.items()
+        if kind != run.kind
+        for section in sections
+    }  # fmt: skip
+    plain = json.loads(json.dumps(asdict(run)))  # tuples become lists
+    settings = {name: value for name, value in plain.items() if name not in others}
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip()
 
 
 def sampling(overrides: Sequence[str] | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a command says and shows, and how it ends."""
 
+import json
 import logging
 import math
 import os
@@ -65,6 +66,21 @@ def draw(pred: "AnnData", reference: "AnnData", folder: Path) -> None:
 
     for plot in (response, embedding):
         plot(pred, reference=reference, save=folder / f"{plot.__name__}.png", show=False)
+
+
+def draw_scores(pred: "AnnData", folder: Path) -> None:
+    from perturbdiff.pl import scores
+
+    scores(pred, save=folder / "scores.png", show=False)
+
+
+def scores_as_json(pred: "AnnData") -> str:
+    """Averages over conditions, one object a method; what is not defined is null."""
+    from perturbdiff.tl import summarise_scores
+
+    means = summarise_scores(pred).reset_index()
+    rows = means.astype(object).where(means.notna(), None).to_dict("records")
+    return json.dumps({"scores": rows}, indent=2)
 
 
 def show_scores(pred: "AnnData") -> None:

@@ -99,7 +99,7 @@ def _table(pred: AnnData, key: str) -> pd.DataFrame:
 def _metrics(table: pd.DataFrame, metrics: Sequence[str] | None) -> list[str]:
     known = [name for name in METRICS if name in table]
     if metrics is None:
-        asked = [name for name in SHOWN if name in known and table[name].notna().any()]
+        asked: list[str] = [name for name in SHOWN if name in known and table[name].notna().any()]
     else:
         asked = [metrics] if isinstance(metrics, str) else list(metrics)
     if not asked:

@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import perturbdiff as ptd
-from perturbdiff.cli import DATASETS, app
+from perturbdiff.cli import DATASETS, _doctor, app
+from perturbdiff.config import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -171,7 +172,76 @@ def test_score_writes_a_table_and_pictures_and_shows_a_summary(cells, predicted,
     assert "set_diffusion" in done.output
     assert "split_half_ceiling" in done.output
     assert "no parts to add up" in done.output
-    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"response.png", "embedding.png"}
+    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {
+        "response.png", "embedding.png", "scores.png",
+    }  # fmt: skip
+
+
+def test_scores_for_machines_are_those_of_the_table(cells, predicted, tmp_path):
+    out = tmp_path / "scores.csv"
+    done = run("score", predicted, "--reference", cells, "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["scores"]
+    table = pd.read_csv(out)
+    for row in rows:
+        own = table[(table["method"] == row["method"]) & (table["cells"] == row["cells"])]
+        mean = own["pearson_shift"].mean()
+        assert row["pearson_shift"] == (None if np.isnan(mean) else pytest.approx(mean))
+    assert rows[0]["method"] == "set_diffusion"
+    assert None in {row["pearson_shift"] for row in rows}  # what is not defined
+
+
+def test_printed_settings_say_the_same_run(cells, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    laptop = ROOT / "configs" / "runs" / "laptop.yaml"
+    for words in (["--config", laptop], [cells, *COLUMNS, "--kind", "causal_baseline"]):
+        printed = run("fit", *words, "--seed", 7, "--print-config")
+        assert printed.exit_code == 0, printed.output
+        (tmp_path / "printed.yaml").write_text(printed.stdout)
+        again = load_run(tmp_path / "printed.yaml")
+        assert again.seed == 7
+        assert run("fit", "--config", "printed.yaml", "--print-config").stdout == printed.stdout
+    assert again.kind == "causal_baseline"
+    assert again.data.source == str(cells)
+    assert [path.name for path in tmp_path.iterdir()] == ["printed.yaml"]
+
+
+def test_the_shipped_laptop_run_fits_by_its_path(tmp_path):
+    laptop = ROOT / "configs" / "runs" / "laptop.yaml"
+    kinds = ("NK", "DC", "pDC", "Mk", "Eryth", "CD8 T")  # fewer folds, so that it takes seconds
+    held = [word for kind in kinds for word in ("--holdout", f"cell_type={kind}")]
+    few = [*settings(), *held, "--n-top-genes", 60]
+    done = run("fit", "--config", laptop, "--out", tmp_path / "bundle", *few)
+    assert done.exit_code == 0, done.output
+    assert ptd.load(tmp_path / "bundle").registry.perturbations.levels == ("stim",)
+
+
+def test_the_doctor_finds_a_sound_installation(monkeypatch):
+    done = run("doctor", "--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["problems"]) == (0, [])
+    assert found["self_test"]["error"] == ""
+    assert found["packages"]["torch"]
+    assert found["memory_gb"]["total"] >= found["memory_gb"]["available"] > 0
+    assert found["threads"] >= 1
+    shown = run("doctor", "--no-self-test")
+    assert "torch uses" in shown.output
+    assert "self-test" not in shown.output
+
+
+def test_the_doctor_says_what_is_broken_and_ends_with_1(monkeypatch):
+    def broken(*_args, **_settings):
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(ptd.SetDiffusion, "fit", broken)
+    done = run("doctor")
+    assert done.exit_code == 1
+    assert "PROBLEM: the self-test failed: RuntimeError: no kernel for this" in done.output
+    known = _doctor._version
+    monkeypatch.setattr(_doctor, "_version", lambda name: None if name == "scanpy" else known(name))
+    done = run("doctor", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["problems"] == ["scanpy is not installed: pip install scanpy"]
 
 
 def test_a_model_that_holds_control_cells_needs_no_file(cells, tmp_path):
@@ -217,7 +287,7 @@ def test_data_sets_are_listed_and_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["small.h5ad"]
 
 
-@pytest.mark.parametrize("command", ["", "demo", "fit", "predict", "score", "datasets"])
+@pytest.mark.parametrize("command", ["", "demo", "fit", "predict", "score", "datasets", "doctor"])
 def test_help_teaches(command):
     done = run(*command.split(), "--help")
     assert done.exit_code == 0
