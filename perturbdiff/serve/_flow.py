@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from anndata import AnnData
 
 from perturbdiff.config import SampleConfig
 from perturbdiff.model import SetDiffusion
-from perturbdiff.prior._factors import ResponseFactors
 from perturbdiff.serve._desk import Desk
 from perturbdiff.serve._engine import Finished, Seen, StepBatch
 from perturbdiff.serve._formats import MEDIA, WRITERS, check_finite, dumps
@@ -26,6 +26,9 @@ from perturbdiff.serve._prediction import (
     draw,
     solve,
 )
+
+if TYPE_CHECKING:
+    from perturbdiff.prior._factors import ResponseFactors
 
 _KEPT = 5  # digits of a summary
 _CONDITIONS = 64  # whose factors are shared between seeds
