@@ -31,6 +31,10 @@ SCORES = (
     "variance_explained", "de_overlap", "direction_match",
 )  # fmt: skip
 PRECISIONS = ("float32", "bfloat16", "int8")
+PRODUCTS = (  # how float32 numbers are multiplied, which torch lets one set
+    ("float32", "highest"), ("float32, medium", "medium"), ("bfloat16", "highest"),
+    ("int8", "highest"),
+)  # fmt: skip
 SAMPLERS = ("euler", "heun", "dpmpp_2m", "stochastic")
 STEPS = (1, 2, 4, 8, 18, 50)
 CONTEXT = "B"
@@ -88,17 +92,20 @@ class Judge:
 def precisions(models: Models, data: Path | None) -> dict[str, Any]:
     """Seconds of a wide step in each precision, and every score of cells made in it."""
     device, speed = torch.device(models.device), []
+    products_before = torch.get_float32_matmul_precision()
     for width in (96, 256, 512):
         shape = {"width": width, "n_blocks": 3, "n_heads": max(width // 64, 2), "expansion": 4}
         whole = models.diffusion(500, **shape)
         for set_size, n_sets in ((32, 64), (256, 8)):
             took = {}
-            for name in PRECISIONS:
-                lower = whole.in_precision(name)
+            for name, products in PRODUCTS:
+                lower = whole.in_precision(name.split(",")[0])
+                torch.set_float32_matmul_precision(products)
                 with torch.inference_mode():
                     call = DenoiserCost(lower.fitted, set_size).call(n_sets)
                     took[name] = run_seconds(device, call, 0.6)[0]
             speed.append({"width": width, "sets": n_sets, "set_size": set_size, "seconds": took})
+    torch.set_float32_matmul_precision("highest")
     found: dict[str, Any] = {"speed": speed}
     if data is not None:
         judge = Judge(data)
@@ -108,6 +115,7 @@ def precisions(models: Models, data: Path | None) -> dict[str, Any]:
         scores["float32, another seed"] = judge.scores(judge.ask(model, seed=1))
         found |= {"scores": scores, "lost": losses(scores), "context": CONTEXT}
         found["train_steps"], found["width"] = model.fitted.steps, WIDE.width
+    torch.set_float32_matmul_precision(products_before)
     return found
 
 
