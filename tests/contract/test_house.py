@@ -113,6 +113,27 @@ def test_tools_take_an_anndata_first(room):
         assert section(inspect.getdoc(function) or "", "Returns")
 
 
+def test_what_is_written_into_an_anndata_can_be_written_into_a_copy():
+    for room in ("perturbdiff.pp", "perturbdiff.tl"):
+        for name, function in functions(room).items():
+            signature = inspect.signature(function)
+            if "None" not in str(signature.return_annotation):
+                assert "copy" not in signature.parameters, name
+                continue
+            assert signature.parameters["copy"].default is False, name
+            assert "AnnData" in str(signature.return_annotation), name
+            returned = section(inspect.getdoc(function), "Returns")
+            assert "``copy=True``, else None. Sets " in " ".join(returned.split()), name
+
+
+def test_plots_are_drawn_shown_and_saved_alike():
+    for name, function in functions("perturbdiff.pl").items():
+        parameters = inspect.signature(function).parameters
+        assert [*parameters][-3:] == ["ax", "show", "save"], name
+        assert all(parameters[key].default is None for key in ("ax", "show", "save")), name
+        assert "Axes" in str(inspect.signature(function).return_annotation), name
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_functions_are_small(path):
     assert len(path.read_text().splitlines()) <= 600
