@@ -1,0 +1,100 @@
+"""Intervals of predicted mean shifts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+
+from perturbdiff._errors import UnknownKeyError
+from perturbdiff.config._checks import whole_number
+from perturbdiff.pl._panels import check_save, finish, make_panels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+_NEEDED: Final = ("gene", "shift", "lower", "upper")
+_VALUES: Final = frozenset({*_NEEDED, "prior_error", "set_error", "stratum"})
+_UNIT = "log1p counts per 10,000"
+
+
+def uncertainty(
+    pred: AnnData,
+    *,
+    key: str = "uncertainty",
+    n_genes: int = 20,
+    ax: "Axes | Sequence[Axes] | None" = None,
+    show: bool | None = None,
+    save: str | Path | None = None,
+) -> "list[Axes]":
+    """Plot the intervals of the genes that are predicted to change most, one panel a condition.
+
+    A dot is the predicted mean shift from control, the bar its interval. Filled dots are shifts
+    whose interval leaves out zero, open ones may be no change at all.
+
+    Parameters
+    ----------
+    pred
+        Prediction with a table of :func:`~perturbdiff.tl.uncertainty`.
+    key
+        Where in ``uns`` it is.
+    n_genes
+        Genes to show: those with the largest predicted shift.
+    ax
+        Panels to draw into, one per condition; ``None`` for a new figure.
+    show
+        Call ``matplotlib.pyplot.show``.
+    save
+        File to write; the figure is then closed unless it is shown.
+
+    Returns
+    -------
+    The panels, in the order of the table. Nothing is written into ``pred``.
+
+    Raises
+    ------
+    UnknownKeyError
+        When ``pred`` has no such table.
+    ConfigError
+        When ``n_genes`` is below 1, the number of panels given does not fit, or ``save`` is of no
+        known kind.
+    """
+    check_save(save)
+    n_genes = whole_number("n_genes", n_genes, least=1)
+    table = pred.uns.get(key)
+    if not isinstance(table, pd.DataFrame) or not set(_NEEDED) <= set(table.columns):
+        where = "uns of the prediction (intervals are written by tl.uncertainty)"
+        known = [name for name, entry in pred.uns.items() if isinstance(entry, pd.DataFrame)]
+        raise UnknownKeyError(where, key, known=known)
+    labels = [name for name in table.columns if name not in _VALUES]
+    groups = list(table.groupby(labels, sort=False, observed=True, dropna=False))
+    panels = make_panels(len(groups), ax, size=4.2)
+    for panel, (names, own) in zip(panels, groups, strict=True):
+        order = np.argsort(-own["shift"].abs().to_numpy(), kind="stable")[:n_genes]
+        _draw(panel, own.iloc[order])
+        panel.set_title(", ".join(str(name) for name in names), fontsize=10)
+    finish(panels, show=show, save=save)
+    return panels
+
+
+def _draw(panel: "Axes", table: pd.DataFrame) -> None:
+    places = np.arange(len(table))
+    apart = ((table["lower"] > 0) | (table["upper"] < 0)).to_numpy()
+    panel.axvline(0, color="0.6", lw=0.8, ls="--", zorder=1)
+    panel.hlines(places, table["lower"], table["upper"], color="0.55", lw=1.6, zorder=2)
+    shift = table["shift"].to_numpy()
+    for chosen, fill, label in (
+        (apart, "#0b3c5d", "interval without zero"), (~apart, "white", "zero within"),
+    ):  # fmt: skip
+        panel.plot(
+            shift[chosen], places[chosen], "o", color="#0b3c5d", mfc=fill, ms=5, zorder=3,
+            label=label,
+        )  # fmt: skip
+    panel.set_yticks(places, [str(gene) for gene in table["gene"]], fontsize=8)
+    panel.set_ylim(len(table) - 0.5, -0.5)
+    panel.set_xlabel(f"predicted shift ({_UNIT})")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(fontsize=7, frameon=False, loc="best")
