@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from perturbdiff.model._predictor import Predictor
 
 LEAST_CONDITIONS: Final = 5
-_PARTS: Final = 3  # of genes by control level, and of each again by size of the predicted shift
+_LEVELS: Final = (1 / 3, 2 / 3)
+"""Quantiles of the control level between strata."""
+_SIZES: Final = (0.5, 0.8, 0.9, 0.97)
+"""Quantiles of the size of the predicted shift: few genes change, and errors grow with the change."""
 _VALUES: Final = ("gene", "shift", "lower", "upper", "prior_error", "set_error", "stratum")
 
 
@@ -132,15 +135,14 @@ class _Widths:
         control_CG = np.stack([condition.context.mean for condition in prior.conditions])
         shift_CG = prior.leave_one_out() - control_CG
         error_CG = np.abs(prior.left_out_errors())
-        inner = np.linspace(0, 1, _PARTS + 1)[1:-1]
-        self._levels = np.quantile(control_CG, inner)
+        self._levels = np.quantile(control_CG, _LEVELS)
         part = np.searchsorted(self._levels, control_CG)
         self._sizes = np.stack(
             [
-                np.quantile(np.abs(shift_CG[part == number]), inner)
+                np.quantile(np.abs(shift_CG[part == number]), _SIZES)
                 if (part == number).any()
-                else np.zeros(len(inner))
-                for number in range(_PARTS)
+                else np.zeros(len(_SIZES))
+                for number in range(len(_LEVELS) + 1)
             ]
         )
         stratum_CG = np.stack(
@@ -152,7 +154,7 @@ class _Widths:
                 np.quantile(error_CG[stratum_CG == number], level)
                 if (stratum_CG == number).any()
                 else whole
-                for number in range(_PARTS**2)
+                for number in range((len(_LEVELS) + 1) * (len(_SIZES) + 1))
             ]
         )
 
@@ -162,7 +164,7 @@ class _Widths:
         """Which genes are alike: by control level, then by size of the predicted shift."""
         part = np.searchsorted(self._levels, control)
         size = (np.abs(shift)[:, None] > self._sizes[part]).sum(1)
-        return np.asarray(part * _PARTS + size, dtype=np.int64)
+        return np.asarray(part * (len(_SIZES) + 1) + size, dtype=np.int64)
 
     def half(self, stratum: Int[np.ndarray, " genes"]) -> Float[np.ndarray, " genes"]:
         """Half-width of each gene by its stratum."""
