@@ -24,7 +24,7 @@ LEAST_CONDITIONS: Final = 5
 _LEVELS: Final = (1 / 3, 2 / 3)
 """Quantiles of the control level between strata."""
 _SIZES: Final = (0.5, 0.8, 0.9, 0.97)
-"""Quantiles of the size of the predicted shift: few genes change, and errors grow with the change."""
+"""Quantiles of the size of the predicted shift: few genes change, and errors grow with it."""
 _VALUES: Final = ("gene", "shift", "lower", "upper", "prior_error", "set_error", "stratum")
 
 
