@@ -200,7 +200,7 @@ class _Stages:
     def __init__(self, model: Any) -> None:
         self.owners = {
             "network": (model.fitted.sampler, "sample"),
-            "transport solved": (model.fitted, "_solve"),
+            "transport solved": (model.fitted, "solve"),
             "counts drawn": (model.fitted, "_draw_all"),
         }
         self.seconds = dict.fromkeys(self.owners, 0.0)

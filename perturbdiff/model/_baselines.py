@@ -206,6 +206,7 @@ class BaselinePredictor(Predictor):
                 "sampler": f"control_cells_{cells}",
                 "n_steps": 0,
                 "nfe": 0,
+                "precision": "float32",
                 "guidance_scale": 1.0,
                 "constraint_violation": 0.0,
                 "support": support(question.conditions, self.fitted.conditions, self.registry),

@@ -231,6 +231,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
                 "order": fitted.order.name,
                 "n_steps": len(self.registry.genes),
                 "nfe": found.nfe,
+                "precision": "float32",
                 "temperature": config.temperature,
                 "top_p": config.top_p,
                 "draft_length": draft_length,

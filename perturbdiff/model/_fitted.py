@@ -98,7 +98,7 @@ class Responding:
         simple = [kind().fit(self.prior.conditions, features=features) for kind in kinds]
         return [*simple, self.mixture, self.prior]
 
-    @property
+    @cached_property
     def lanes(self) -> Tensor:
         """Noise lane of each gene."""
         return gene_lanes(self.vocabulary.registry.genes)
@@ -157,7 +157,7 @@ class Responding:
             tasks, controls, targets, names, cached, latent, strict=True
         ):
             recipe = Recipe(task=task, controls=control, target=target, config=config, seed=seed)
-            pilot, plan = known or self._solve(recipe, new[:n_pilot])
+            pilot, plan = known or self.solve(recipe, new[:n_pilot])
             self.plans.put(name, pilot, plan)
             every = torch.cat([pilot, new]) if known else new
             out.append(self._draw_all(recipe, every[:n_wanted], plan, n_cells=n_cells))
@@ -195,7 +195,7 @@ class Responding:
             lanes=self.lanes,
         )
 
-    def _solve(self, recipe: Recipe, pilot: Tensor) -> tuple[Tensor, ResponsePlan]:
+    def solve(self, recipe: Recipe, pilot: Tensor) -> tuple[Tensor, ResponsePlan]:
         """The pilot itself, and the plan under which its mean is the target."""
         target = recipe.target
         plan = solve_response(

@@ -164,7 +164,7 @@ def solve(fitted: Fitted, part: Part, shared: Memo[ResponseFactors]) -> Populati
     """
     pilot = torch.stack([part.latent[number] for number in range(part.n_pilot)])
     require_finite(pilot)
-    pilot, plan = fitted._solve(part.recipe, pilot)
+    pilot, plan = fitted.solve(part.recipe, pilot)
     name = part.recipe.task.condition, part.recipe.task.digest
     factors = shared.get(name)
     if factors is None or not torch.equal(factors.dispersion, plan.factors.dispersion):

@@ -143,13 +143,13 @@ def test_bad_questions_are_told_what_is_wrong(service):
 
 def test_same_population_is_solved_once(service, model, monkeypatch):
     solved = []
-    real = type(model.fitted)._solve
+    real = type(model.fitted).solve
 
     def counting(self, recipe, pilot):
         solved.append(recipe.task.condition.name)
         return real(self, recipe, pilot)
 
-    monkeypatch.setattr(type(model.fitted), "_solve", counting)
+    monkeypatch.setattr(type(model.fitted), "solve", counting)
     for name, n_cells in {"a": 20, "b": 130, "c": 40}.items():
         service.submit(name, "predict", body(n_cells=n_cells, seed=11), form="h5ad")
     found, _ = answers(service, 3)
