@@ -1,5 +1,6 @@
 """What all predictors share: a registry, the door in, and the door out."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,10 @@ from perturbdiff.model._reservoir import (
     reservoir_tensors,
 )
 from perturbdiff.prior import Baseline, ConditionSummary
+
+_LEAST_SHARE = 0.02  # of a cell's genes that are not zero, in the sparsest data
+_ENTRY_BYTES = 16  # of a value that is not zero: X and counts, each with its column
+_CELL_BYTES = 200  # names and labels
 
 
 class Predictor(ABC):
@@ -157,6 +162,7 @@ class Predictor(ABC):
         if not self.registry.genes:
             msg = f"This {type(self).__name__} was not fitted. Call fit(adata) or load a bundle."
             raise NotFittedError(msg)
+        _refuse_more_than_fits(n_cells, len(self.registry.genes))
         file = self._reservoir if adata is None else adata
         if file is None:
             rule = (
@@ -168,6 +174,26 @@ class Predictor(ABC):
             file, self.registry, perturbations=perturbations, contexts=contexts,
             n_cells=n_cells, new_contexts="infer", **numbers,
         )  # fmt: skip
+
+
+def _refuse_more_than_fits(n_cells: int, n_genes: int) -> None:
+    """Refuse a number of cells whose answer alone is larger than the memory of this machine."""
+    each = _LEAST_SHARE * n_genes * _ENTRY_BYTES + _CELL_BYTES
+    needed = whole_number("n_cells", n_cells, least=1) * each
+    if (there := _memory_bytes()) is not None and needed > there:
+        rule = (
+            f"the answer alone needs some {needed / 1e9:,.0f} GB and this machine has "
+            f"{there / 1e9:.0f}; ask for fewer cells at a time, under other seeds"
+        )
+        raise ConfigError("n_cells", n_cells, rule=rule)
+
+
+def _memory_bytes() -> int | None:
+    """Memory of this machine; None where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def require_counts(cells: Cells) -> None:

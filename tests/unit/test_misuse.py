@@ -39,6 +39,10 @@ CASES = {
         "model.predict(adata, **ask, n_cells=1.5)",
         "n_cells = 1.5: must be a whole",
     ),
+    "more cells than fit into memory": (
+        "model.predict(adata, **ask, n_cells=10**12)",
+        "the answer alone needs some",
+    ),
     "cells in words": ("model.predict(adata, **ask, n_cells='9')", "must be a whole number"),
     "no seed": ("model.predict(adata, **ask, seed=None)", "seed = None: must be a whole number"),
     "a seed in words": ("model.predict(adata, **ask, seed='a')", "must be a whole number"),
