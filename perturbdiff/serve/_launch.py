@@ -60,6 +60,8 @@ def run(
     logger.info("serving %s on %s; its pages are at %s/docs", bundle, where, where)
     folder = Path(tempfile.mkdtemp(prefix="perturbdiff-"))
     os.environ[FOLDER] = str(folder)
+    # Of the GNU C library, for the workers to come: each thread would keep what it freed.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     try:
         server, board = prepared(Path(bundle), config, folder, about=about, api_key=api_key)
         with _draining(server, board, config):
