@@ -368,6 +368,7 @@ def report(result: Mapping[str, Any]) -> str:
     made = result["environment"]
     place = f"Commit {made['commit'][:12]}, {made['cpu']}, {made['threads']} thread."
     lines += ["## Made with", "", f"`{result['command']}`", "", place]
+    lines += ["", result["note"]] if "note" in result else []
     return "\n".join([*lines, ""])
 
 

@@ -42,8 +42,8 @@ def test_rows_are_averaged_over_contexts():
 
 def test_the_verdict_names_what_the_sibling_wins_and_nothing_else():
     (line,) = verdict(averaged(CONTEXTS))
-    assert "random, raw" in line
-    assert line.endswith("in: energy_distance.")
+    assert line.startswith("- random, raw against SetDiffusion, raw: ")
+    assert line.endswith(": better in energy_distance; worse in pearson_shift.")
 
 
 def test_the_report_shows_every_row():
