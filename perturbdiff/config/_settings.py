@@ -16,6 +16,14 @@ def _at_least(owner: Settings, **least: float) -> None:
             raise ConfigError(field, value, rule=f"must be at least {bound}")
 
 
+def _at_most(owner: Settings, **most: float) -> None:
+    for name, bound in most.items():
+        value: Any = getattr(owner, name)
+        if not value <= bound:
+            field = f"{owner.section}.{name}"
+            raise ConfigError(field, value, rule=f"must be at most {bound:g}")
+
+
 def _share(owner: Settings, *names: str) -> None:
     for name in names:
         value: Any = getattr(owner, name)
@@ -185,7 +193,8 @@ class SampleConfig(Settings):
     sigma_min, sigma_max, rho
         Noise levels in units of model space, and their spacing.
     guidance_scale
-        1 is the model as trained and costs nothing, 0 the null condition, more amplifies.
+        1 is the model as trained and costs nothing, 0 the null condition, more amplifies; 100 is
+        the most.
     set_size
         Cells generated jointly.
     """
@@ -202,7 +211,8 @@ class SampleConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, n_steps=1, set_size=1, guidance_scale=0)
+        _at_least(self, n_steps=1, set_size=1, guidance_scale=0, sigma_min=1e-6)
+        _at_most(self, guidance_scale=100, sigma_max=1e6)
         if not 0 < self.sigma_min < self.sigma_max:
             rule = f"must be above 0 and below sigma_max = {self.sigma_max}"
             raise ConfigError("sample.sigma_min", self.sigma_min, rule=rule)

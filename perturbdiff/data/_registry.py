@@ -342,8 +342,12 @@ class Registry:
 
 def check_roles(*, covariate_keys: Sequence[str], **roles: str | None) -> None:
     """Refuse two roles for one column, before anything is read."""
-    if isinstance(covariate_keys, str):
-        raise ConfigError("covariate_keys", covariate_keys, rule="must be a list of columns")
+    if covariate_keys is None or isinstance(covariate_keys, str):
+        rule = "must be a list of columns, which may be empty"
+        raise ConfigError("covariate_keys", covariate_keys, rule=rule)
+    if not isinstance(roles["perturbation_key"], str):
+        rule = "must be the name of the column with perturbations"
+        raise ConfigError("perturbation_key", roles["perturbation_key"], rule=rule)
     taken: dict[str, str] = {}
     named = [(role, key) for role, key in roles.items() if key is not None]
     for role, key in [*named, *(("covariate_keys", key) for key in covariate_keys)]:

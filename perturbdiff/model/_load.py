@@ -39,6 +39,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Saved:
     BundleError
         When the folder is missing, damaged, or newer than this version of the package.
     """
+    if not isinstance(path, str | Path):
+        raise BundleError(f"{path!r} is no path of a bundle, which is a folder that save() wrote.")  # noqa: EM102
     path = Path(path)
     parts = read_bundle(path)
     if parts.kind not in _KINDS:

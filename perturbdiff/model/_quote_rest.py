@@ -22,6 +22,7 @@ from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Condition
+from perturbdiff.data._matrix import require_anndata
 from perturbdiff.model._fitted import PILOT_CELLS
 from perturbdiff.model._quote_points import twin_of
 from perturbdiff.model._reservoir import draw_reservoir, reservoir_file, reservoir_tensors
@@ -165,6 +166,8 @@ def rest_cost(
     -------
     Coefficients.
     """
+    if adata is not None:
+        require_anndata(adata)
     file = own_controls(model) if adata is None else adata
     names = (*machine_names("cpu"), model.checksum, *file.shape, missing_genes)
     path = cache_file("rest", *names)

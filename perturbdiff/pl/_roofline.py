@@ -52,6 +52,9 @@ def roofline(
         When the report has no run with products, or ``save`` is of no known kind.
     """
     check_save(save)
+    if lacking := {"machines", "runs"} - set(report):
+        rule = f"lacks {', '.join(sorted(lacking))}: give what profiling.compare returns"
+        raise ConfigError("report", sorted(report), rule=rule)
     points = _points(report)
     if not points:
         raise ConfigError("report", sorted(report), rule="has no phase with products to draw")

@@ -93,7 +93,7 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
         When ``adata`` is no AnnData, the model is none (the path of one, say), or a number of the
         question makes no sense.
     """
-    if not callable(getattr(model, "predict", None)):
+    if isinstance(model, type) or not callable(getattr(model, "predict", None)):
         rule = "is no model; a saved one is opened with perturbdiff.load"
         raise ConfigError("model", model, rule=rule)
     # Only what was asked for: not every predictor samples.

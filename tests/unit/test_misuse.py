@@ -18,6 +18,20 @@ CASES = {
         "checkpoint_dir='none', resume=True))",
         "no checkpoint in none to go on from",
     ),
+    "a kind for a model": ("ptd.tl.predict(adata, ptd.SetDiffusion, **ask)", "is no model"),
+    "nothing for a bundle": ("ptd.load(None)", "None is no path of a bundle"),
+    "no covariates": (
+        "ptd.SetDiffusion.from_anndata(adata, **(columns | {'covariate_keys': None}))",
+        "must be a list of columns",
+    ),
+    "no column of perturbations": (
+        "ptd.SetDiffusion.from_anndata(adata, **(columns | {'perturbation_key': None}))",
+        "must be the name of the column",
+    ),
+    "nothing to draw limits from": ("ptd.pl.roofline({})", "lacks machines, runs"),
+    "guidance without end": ("ptd.SampleConfig(guidance_scale=1e30)", "must be at most 100"),
+    "noise without end": ("ptd.SampleConfig(sigma_max=1e38)", "must be at most 1e+06"),
+    "next to no noise": ("ptd.SampleConfig(sigma_min=1e-300)", "must be at least 1e-06"),
     "a path for cells": ("ptd.tl.predict('cells.h5ad', model, **ask)", "read_h5ad('cells.h5ad')"),
     "a path to register": (
         "ptd.SetDiffusion.from_anndata('cells.h5ad', **columns)",
