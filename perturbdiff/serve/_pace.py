@@ -6,6 +6,8 @@ from threading import Lock
 
 from perturbdiff.config import SampleConfig
 from perturbdiff.diffusion import network_calls
+from perturbdiff.guidance import BestOf, Branch, DepthFirst, Hard, Particles
+from perturbdiff.guidance._enforcement import Way
 
 PILOT_CELLS = 512
 _NEWEST = 0.1  # weight of what was measured last
@@ -30,7 +32,9 @@ class Size:
     n_solves: int  # populations that nobody solved yet
     n_genes: int
     n_drawn: int = 0  # cells, over all conditions, that are there already
-    config: SampleConfig | None = None  # None where it runs as a whole
+    config: SampleConfig | None = None  # None where nothing is denoised
+    whole: bool = False  # whether it runs by itself, and shares no steps
+    ways: tuple[Way, ...] = ()  # of enforcing constraints
 
     @property
     def all_cells(self) -> int:
@@ -38,15 +42,41 @@ class Size:
         return self.n_conditions * self.n_cells
 
     @property
+    def n_candidates(self) -> int:
+        """Candidates of each set that the search makes, at most."""
+        return max((self._candidates(way) for way in self.ways), default=1)
+
+    @property
     def set_steps(self) -> int:
-        """Steps of sets of 32 cells; a set with guidance takes two."""
+        """Steps of sets of 32 cells; a set with guidance takes two.
+
+        Every candidate of a search counts, and each further draw of its counts as a step does.
+        """
         if self.config is None:
             return 0
+        twice = 2 if self.config.guidance_scale not in (0.0, 1.0) else 1
+        if self.whole:
+            passes = 1 + max((w.resamples for w in self.ways if isinstance(w, Hard)), default=0)
+            draws = max((getattr(way, "redraws", 1) for way in self.ways), default=1) - 1
+            sets = -(-self.all_cells // 32) * self.n_candidates
+            return sets * (twice * passes * self._calls + draws)
         pilot = self.n_solves * max(PILOT_CELLS - self.n_cells, 0)
         known = (self.n_conditions - self.n_solves) * min(self.n_cells, PILOT_CELLS)
         sets = -(-(self.all_cells + pilot - known) // 32)
-        twice = 2 if self.config.guidance_scale not in (0.0, 1.0) else 1
-        return sets * twice * network_calls(self.config.sampler, self.config.n_steps)
+        return sets * twice * self._calls
+
+    @property
+    def _calls(self) -> int:
+        """Network calls of a trajectory."""
+        config = self.config
+        return 1 if config is None else network_calls(config.sampler, config.n_steps)
+
+    def _candidates(self, way: Way) -> int:
+        if isinstance(way, BestOf | Particles):
+            return way.n
+        if isinstance(way, Branch):
+            return way.k
+        return max(1, -(-way.budget // self._calls)) if isinstance(way, DepthFirst) else 1
 
 
 @dataclass(kw_only=True)
@@ -83,10 +113,11 @@ class Pace:
         rate = self.seconds
         parts = {
             "read": rate["read"],
-            "denoise": size.set_steps * rate["set_step"],
+            "denoise": 0.0 if size.whole else size.set_steps * rate["set_step"],
             "solve": size.n_solves * rate["solve"],
             "draw": self._of(
-                max(size.all_cells - size.n_drawn, 0), "draw" if size.config else "whole"
+                max(size.all_cells * size.n_candidates - size.n_drawn, 0),
+                "whole" if size.whole else "draw",
             ),
             "write": self._of(size.all_cells, "write"),
         }

@@ -79,16 +79,17 @@ class PredictRequest(Question):
             "decoding": self.decoding,
             "missing_genes": None if self.missing_genes == "refuse" else self.missing_genes,
             "constraints": [constraint_of(entry) for entry in self.constraints] or None,
-            "enforce": self._ways(),
+            "enforce": None if self.enforce is None else list(self.ways),
         }
         return {name: value for name, value in said.items() if value is not None}
 
-    def _ways(self) -> Way | list[Way] | None:
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """Ways of enforcing constraints that were named."""
         if self.enforce is None:
-            return None
-        if isinstance(self.enforce, list):
-            return [way_from_json(way) for way in self.enforce]
-        return way_from_json(self.enforce)
+            return ()
+        listed = self.enforce if isinstance(self.enforce, list) else [self.enforce]
+        return tuple(way_from_json(way) for way in listed)
 
 
 class RankRequest(Question):

@@ -242,7 +242,7 @@ class Service:
         shared = self._shares_steps(request)
         config = request.sampling or SampleConfig()
         size = self._size(job, config, shared=shared)
-        self._check_size(size.all_cells, size.set_steps)
+        self._check_size(size.all_cells * size.n_candidates, size.set_steps)
         quote = self._quote(size)
         if job.route == "quote":
             content = {**quote, "waiting_s": self.backlog_s, "shares_steps": shared}
@@ -258,8 +258,8 @@ class Service:
             self.flow.start(job, config)
             return
         desk, lane = self._whole["small" if size.all_cells <= SMALL else "large"]
-        work = partial(self._run, job, lane)
-        desk.put(job.uid, work, then=self._say, kind="whole", amount=size.all_cells)
+        work, amount = partial(self._run, job, lane), size.all_cells * size.n_candidates
+        desk.put(job.uid, work, then=self._say, kind="whole", amount=amount)
 
     def _shares_steps(self, request: Question) -> bool:
         plain_one = isinstance(request, PredictRequest) and not request.constraints
@@ -274,6 +274,9 @@ class Service:
             n_cells=job.request.n_cells,
             n_solves=0,
             n_genes=len(self.model.registry.genes),
+            config=None if self.flow is None else config,
+            whole=True,
+            ways=job.request.ways if isinstance(job.request, PredictRequest) else (),
         )
 
     def _quote(self, size: Size) -> dict[str, float]:
@@ -314,7 +317,8 @@ class Service:
             ("steps of sets", set_steps, self.config.max_set_steps),
         ):
             if asked > most:
-                reason = f"The request asks for {asked} {what}; at most {most}. Ask for fewer."
+                said = asked if asked < 10**18 else "more than 10**18"
+                reason = f"The request asks for {said} {what}; at most {most}. Ask for fewer."
                 raise Refusal(422, reason)
 
     def _run(self, job: Job, lane: Lane) -> Reply:

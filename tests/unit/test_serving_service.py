@@ -350,6 +350,44 @@ def test_too_much_is_refused_before_any_work(model, limits, question, words):
     assert service.flow.engine.tally.calls == 0
 
 
+MANY = 10**9
+
+
+@pytest.mark.parametrize("route", ["predict", "quote"])
+@pytest.mark.parametrize(
+    "enforce",
+    [
+        {"kind": "best_of", "n": MANY},
+        {"kind": "particles", "n": MANY},
+        {"kind": "branch", "k": MANY},
+        {"kind": "depth_first", "budget": MANY},
+        {"kind": "hard", "resamples": MANY},
+        {"kind": "soft", "redraws": MANY},
+        [{"kind": "soft"}, {"kind": "best_of", "n": MANY}],
+        {"kind": "best_of", "n": 10**4000},
+    ],
+)
+def test_what_a_search_multiplies_counts_as_size(service, enforce, route):
+    status, said = one(service, route, constraints=[WISH], enforce=enforce)
+    assert status == 422
+    assert "; at most 200000. Ask for fewer" in said["detail"]
+
+
+def test_steps_of_what_runs_as_a_whole_count_too(service):
+    target = {"target": [WISH], "sample": {"n_steps": MANY}}
+    service.submit("it", "rank", json.dumps(target).encode())
+    found, _ = answers(service, 1)
+    assert "steps of sets; at most 200000" in json.loads(found["it"].body)["detail"]
+
+
+def test_a_quote_counts_candidates(service):
+    few, many = (
+        one(service, "quote", constraints=[WISH], enforce={"kind": "best_of", "n": n})[1]["seconds"]
+        for n in (1, 50)
+    )
+    assert many > few
+
+
 def test_a_full_house_says_when_to_come_again(model):
     service = Service(model, ServeConfig(cost_model=False, max_requests=2))
     for name in "abc":
@@ -429,7 +467,7 @@ def test_the_sibling_is_served_too(simulated_cells):
     service.submit(
         "it", "predict", json.dumps(asked | {"control_cells": sent}).encode(), form="h5ad"
     )
-    slow = {"n_cells": 5000, "control_cells": sent, "deadline_s": 1.0}
+    slow = {"n_cells": 5000, "control_cells": sent, "deadline_s": 0.05}
     service.submit("late", "predict", json.dumps(asked | slow).encode())
     service.submit("other", "predict", body(control_cells=sent))  # a setting of the sibling's
     service.submit("rank", "rank", json.dumps({"target": [WISH], "control_cells": sent}).encode())
