@@ -15,10 +15,11 @@ from threading import Thread
 from types import FrameType
 from typing import Any
 
+import torch
 from litserve import LitServer
 
 from perturbdiff._constants import VERSION
-from perturbdiff._errors import BundleError, ConfigError
+from perturbdiff._errors import BundleError, ConfigError, counted
 from perturbdiff._logging import logger
 from perturbdiff.data import Registry
 from perturbdiff.model._bundle import Parts, read_bundle
@@ -30,6 +31,9 @@ from perturbdiff.serve._settings import ServeConfig
 
 SERVED = ("set_diffusion", "causal_baseline")
 _LOOK_S = 0.1
+# Of the GNU C library, for the workers to come: what solving a population frees goes back to the
+# system, where small values that stay would otherwise keep it.
+_ALLOCATION = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**22)}
 
 
 def run(
@@ -51,19 +55,19 @@ def run(
     BundleError
         When the folder is missing, damaged or newer, or holds what cannot be served.
     ConfigError
-        When the port is taken, or no worker could start.
+        When the port is taken, there is no such accelerator, or no worker could start.
     """
     config = config or ServeConfig()
     about = described(Path(bundle), config)
     check_port(config)
-    where = f"http://{config.host}:{config.port}"
-    logger.info("serving %s on %s; its pages are at %s/docs", bundle, where, where)
     folder = Path(tempfile.mkdtemp(prefix="perturbdiff-"))
     os.environ[FOLDER] = str(folder)
-    # Of the GNU C library, for the workers to come: each thread would keep what it freed.
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    for name, value in _ALLOCATION.items():
+        os.environ.setdefault(name, value)
     try:
         server, board = prepared(Path(bundle), config, folder, about=about, api_key=api_key)
+        where = f"http://{config.host}:{config.port}"
+        logger.info("loading %s to serve it on %s, with pages at %s/docs", bundle, where, where)
         with _draining(server, board, config):
             _run(server, config)
     finally:
@@ -93,12 +97,25 @@ def prepared(
 
 
 def _n_devices(config: ServeConfig) -> int:
-    """Devices that LitServe will use."""
+    """Devices that LitServe will use.
+
+    Raises
+    ------
+    ConfigError
+        When there are fewer than are wanted.
+    """
     from litserve.connector import _Connector  # noqa: PLC0415 - what it decides, and no other
 
     chosen = _Connector(accelerator=config.accelerator, devices=config.devices or "auto")
     if chosen.accelerator == "cpu":
         return 1
+    wanted = max(1, config.devices)
+    if chosen.accelerator == "cuda" and (there := torch.cuda.device_count()) < wanted:
+        rule = (
+            f"needs {counted(wanted, 'GPU')} and torch sees {there}; serve with --accelerator cpu, "
+            "name fewer devices, or install a torch and a driver that see them"
+        )
+        raise ConfigError("serve.accelerator", config.accelerator, rule=rule)
     return chosen.devices if isinstance(chosen.devices, int) else len(chosen.devices)
 
 

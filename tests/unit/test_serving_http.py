@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 
 import perturbdiff as ptd
 from perturbdiff._errors import BundleError, ConfigError, GeneError, ScaleError, UnknownLevelError
@@ -19,7 +20,7 @@ from perturbdiff.serve import Client, ServeConfig
 from perturbdiff.serve import _client as client_module
 from perturbdiff.serve._client import ServerError
 from perturbdiff.serve._formats import ARROW, EVENTS, H5AD, from_h5ad
-from perturbdiff.serve._launch import check_port, described, prepared
+from perturbdiff.serve._launch import check_port, described, prepared, run
 
 testclient = pytest.importorskip("fastapi.testclient")
 loops = pytest.importorskip("litserve.loops.loops")
@@ -449,6 +450,20 @@ def test_a_taken_port_is_refused_by_name():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"serve\.port = {port}: cannot be listened on"):
             check_port(ServeConfig(port=port))
+
+
+@pytest.mark.parametrize(("there", "devices"), [(0, 0), (0, 2), (1, 2)])
+def test_accelerators_that_are_not_there_are_refused_before_anything_starts(
+    bundle, monkeypatch, caplog, there, devices
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = ServeConfig(accelerator="cuda", devices=devices, port=port)
+    with pytest.raises(ConfigError, match=rf"serve\.accelerator = 'cuda': .* torch sees {there}"):
+        run(bundle, config)
+    assert "loading" not in caplog.text
 
 
 def test_what_cannot_be_served_is_refused_in_one_line(bundle, tmp_path, simulated_cells):
