@@ -1,9 +1,13 @@
 """What clients may send: checked in shape here, in meaning by the model."""
 
+import base64
+import binascii
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, EncodedBytes, Field, ValidationError
+from pydantic.types import Base64Encoder
+from pydantic_core import PydanticCustomError
 
 from perturbdiff._errors import ConfigError, PerturbDiffError
 from perturbdiff.config import DecodeConfig, SampleConfig
@@ -18,6 +22,22 @@ _LABELS = 4096
 
 Label = Annotated[str, Field(max_length=1024)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Base64(Base64Encoder):
+    """Base64 without anything else in it; pydantic's own leaves out what is none."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> bytes:
+        try:
+            content = base64.b64decode(b"".join(data.split()), validate=True)
+        except binascii.Error as error:
+            said = "is no base64 ({error})"
+            raise PydanticCustomError("base64_decode", said, {"error": str(error)}) from error
+        if not content:
+            said = "is empty; leave it out to start from the model's own control cells"
+            raise PydanticCustomError("base64_empty", said)
+        return content
 
 
 class _Body(BaseModel):
@@ -35,7 +55,7 @@ class Question(_Body):
     sample: dict[str, Any] | None = Field(
         None, description="Settings of sampling, such as n_steps and guidance_scale."
     )
-    control_cells: Base64Bytes | None = Field(
+    control_cells: Annotated[bytes, EncodedBytes(encoder=_Base64)] | None = Field(
         None,
         description="An .h5ad file with control cells, in base64; needed where the model was saved "
         "without any.",

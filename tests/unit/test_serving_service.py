@@ -388,6 +388,17 @@ def test_a_quote_counts_candidates(service):
     assert many > few
 
 
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [("", "is empty"), (" ", "is empty"), ("!!!!", "is no base64"), ("abc", "is no base64")],
+)
+def test_control_cells_that_are_none_are_refused(service, sent, words):
+    assert one(service)[0] == 200  # the same question is known without them
+    status, said = one(service, control_cells=sent)
+    assert status == 422
+    assert f"control_cells: {words}" in said["detail"]
+
+
 def test_a_full_house_says_when_to_come_again(model):
     service = Service(model, ServeConfig(cost_model=False, max_requests=2))
     for name in "abc":
