@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from litserve import LitServer
+from starlette.requests import ClientDisconnect
 
 from perturbdiff._constants import VERSION
 from perturbdiff.serve._board import Board
@@ -127,9 +128,13 @@ async def _asked(request: Request, post: Post, route: str) -> Response:
         post.check_room()
     except Refusal as refusal:
         return _response(refused("", refusal), route, started)
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        return _response(Reply(uid="", status=_LEFT), route, started)
     payload = {
         "route": route,
-        "body": await request.body(),
+        "body": body,
         "form": "json" if form == "events" or route != "predict" else form,
         "watched": form == "events",
     }
