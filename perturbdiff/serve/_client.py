@@ -5,7 +5,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -16,6 +16,7 @@ from tqdm import tqdm
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import (
     BundleError,
+    ConfigError,
     ConstraintError,
     ExpressionError,
     GeneError,
@@ -26,6 +27,15 @@ from perturbdiff._errors import (
 from perturbdiff._optional import needed
 from perturbdiff.config import DecodeConfig, SampleConfig
 from perturbdiff.data._library import LIBRARY_SIZE
+from perturbdiff.data._matrix import require_anndata
+from perturbdiff.serve._asking import (
+    constraints_of,
+    contexts_of,
+    settings,
+    several,
+    ways_of,
+    written,
+)
 from perturbdiff.serve._formats import EVENTS, H5AD, from_h5ad, to_h5ad
 
 if TYPE_CHECKING:
@@ -46,7 +56,7 @@ class ServerError(PerturbDiffError, RuntimeError):
     Parameters
     ----------
     status
-        Of the answer.
+        Of the answer; 0 where none came.
     detail
         What the server says is wrong.
     kind
@@ -55,7 +65,9 @@ class ServerError(PerturbDiffError, RuntimeError):
 
     def __init__(self, status: int, detail: str, *, kind: str = "") -> None:
         said = f" ({kind})" if kind else ""
-        super().__init__(f"The server answered {status}{said}: {detail}")
+        super().__init__(
+            f"The server answered {status}{said}: {detail}" if status else f"No answer: {detail}"
+        )
         self.status, self.kind = status, kind
 
 
@@ -72,6 +84,11 @@ class Client:
         Seconds to wait for a server that says nothing.
     retries
         Times that a request is asked again when the server has too much to do.
+
+    Raises
+    ------
+    ConfigError
+        When the URL is none of HTTP.
     """
 
     def __init__(
@@ -84,7 +101,13 @@ class Client:
     ) -> None:
         httpx = needed("httpx", group="serve")
         headers = {} if api_key is None else {"X-API-Key": api_key}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
+        if not str(url).lower().startswith(("http://", "https://")):
+            rule = "must say how to reach the server, such as http://127.0.0.1:8000"
+            raise ConfigError("url", url, rule=rule)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
+        except httpx.InvalidURL as error:
+            raise ConfigError("url", url, rule=f"is no URL ({error})") from error
         self._retries = retries
         self._about: dict[str, Any] | None = None
 
@@ -108,7 +131,12 @@ class Client:
             When the server does not say.
         """
         if self._about is None:
-            self._about = json.loads(self._asked("GET", "/model").content)
+            content = self._asked("GET", "/model").content
+            try:
+                self._about = json.loads(content)
+            except ValueError as error:
+                detail = "what it said of its model is no JSON; is it perturbdiff's?"
+                raise ServerError(200, detail) from error
         return self._about
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
@@ -151,28 +179,26 @@ class Client:
         ------
         PerturbDiffError
             What the model raises about the question: of the same class where that is told by
-            its message alone, else a :class:`ServerError`.
+            its message alone, else a :class:`ServerError`, as where no server answers.
         ConfigError
-            When a constraint has no form in JSON.
+            When something has no form in JSON, such as a function, or ``adata`` is no AnnData.
         """
         question: dict[str, Any] = {
-            "perturbations": [perturbations] if isinstance(perturbations, str) else perturbations,
-            "contexts": contexts,
+            "perturbations": several(perturbations, str),
+            "contexts": contexts_of(contexts),
             "n_cells": n_cells,
             "seed": seed,
-            "doses": doses,
-            "times": times,
-            "sample": None if sample is None else asdict(sample),
-            "decode": None if decode is None else asdict(decode),
+            "doses": None if doses is None else np.atleast_1d(doses),
+            "times": None if times is None else np.atleast_1d(times),
+            "sample": settings(SampleConfig, "sample", sample),
+            "decode": settings(DecodeConfig, "decode", decode),
             "decoding": decoding,
             "missing_genes": missing_genes,
-            "constraints": _constraints(constraints),
-            "enforce": _ways(enforce),
+            "constraints": constraints_of(constraints),
+            "enforce": ways_of(enforce),
             "control_cells": None if adata is None else self._controls(adata),
         }
-        body = json.dumps(
-            {name: _plain(value) for name, value in question.items() if value is not None}
-        ).encode()
+        body = written(question)
         if progress:
             return from_h5ad(self._followed(body))
         return from_h5ad(self._asked("POST", "/predict", body, accept=H5AD).content)
@@ -199,19 +225,19 @@ class Client:
         ``seconds``, ``memory_bytes``, ``waiting_s`` and the parts of the seconds.
         """
         question: dict[str, Any] = {
-            "perturbations": perturbations,
-            "contexts": contexts,
+            "perturbations": several(perturbations, str),
+            "contexts": contexts_of(contexts),
             "n_cells": n_cells,
             "seed": seed,
-            "sample": None if sample is None else asdict(sample),
+            "sample": settings(SampleConfig, "sample", sample),
             "control_cells": None if adata is None else self._controls(adata),
         }
-        body = {name: _plain(value) for name, value in question.items() if value is not None}
-        found: dict[str, float] = self._asked("POST", "/quote", json.dumps(body).encode()).json()
+        found: dict[str, float] = self._asked("POST", "/quote", written(question)).json()
         return found
 
-    def _controls(self, adata: AnnData) -> str:
+    def _controls(self, adata: Any) -> str:
         """Control cells of a file, without what the model does not read, in base64."""
+        require_anndata(adata)
         about = self.about
         key, layer, size = (
             about["perturbation_key"],
@@ -241,7 +267,8 @@ class Client:
         """The answer; asked again for as long as the server has too much to do."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
         for turn in range(self._retries + 1):
-            answer = self._http.request(method, path, content=body, headers=headers)
+            with _reaching(self._http.base_url):
+                answer = self._http.request(method, path, content=body, headers=headers)
             if answer.status_code not in _BUSY or turn == self._retries:
                 break
             time.sleep(_wait(answer.headers.get("Retry-After"), turn))
@@ -252,7 +279,10 @@ class Client:
         """The answer at the end of a stream, with a bar that shows how far it is."""
         headers = {"Accept": EVENTS, "Content-Type": "application/json"}
         for turn in range(self._retries + 1):
-            with self._http.stream("POST", "/predict", content=body, headers=headers) as stream:
+            with (
+                _reaching(self._http.base_url),
+                self._http.stream("POST", "/predict", content=body, headers=headers) as stream,
+            ):
                 if stream.status_code in _BUSY and turn < self._retries:
                     wait = _wait(stream.headers.get("Retry-After"), turn)
                 else:
@@ -261,6 +291,18 @@ class Client:
                     return _shown(_events(stream.iter_lines()))
             time.sleep(wait)
         raise ServerError(503, "it has too much to do")
+
+
+@contextmanager
+def _reaching(url: object) -> Iterator[None]:
+    """A server that cannot be reached, or breaks off, is told in our words."""
+    import httpx  # noqa: PLC0415 - an optional dependency
+
+    try:
+        yield
+    except httpx.RequestError as error:
+        detail = f"{url} could not be reached ({error or type(error).__name__}). Is it running?"
+        raise ServerError(0, detail) from error
 
 
 def _shown(events: Iterator[tuple[str, dict[str, Any]]]) -> bytes:
@@ -309,33 +351,3 @@ def _raise(status: int, said: Mapping[str, Any]) -> None:
     if kind in _KINDS:
         raise _KINDS[kind](detail)
     raise ServerError(status, detail, kind=kind)
-
-
-def _constraints(given: Any) -> list[dict[str, Any]] | None:
-    from perturbdiff.guidance import as_constraints  # noqa: PLC0415 - slow to import
-    from perturbdiff.guidance._json import to_json  # noqa: PLC0415
-
-    if isinstance(given, Sequence) and not given:
-        return None
-    return [to_json(one) for one in as_constraints(given)]
-
-
-def _ways(given: Any) -> Any:
-    from perturbdiff.guidance._json import way_to_json  # noqa: PLC0415
-
-    if given is None or isinstance(given, str):
-        return given
-    if isinstance(given, Sequence):
-        return [_ways(one) for one in given]
-    return way_to_json(given)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and labels of NumPy and pandas as Python's own."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value

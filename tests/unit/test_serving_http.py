@@ -8,13 +8,22 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from inspect import unwrap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import perturbdiff as ptd
-from perturbdiff._errors import BundleError, ConfigError, GeneError, ScaleError, UnknownLevelError
+from perturbdiff._errors import (
+    BundleError,
+    ConfigError,
+    GeneError,
+    PerturbDiffError,
+    ScaleError,
+    UnknownLevelError,
+)
 from perturbdiff.model import _fitted
 from perturbdiff.serve import Client, ServeConfig
 from perturbdiff.serve import _client as client_module
@@ -351,6 +360,29 @@ def test_a_stream_that_fails_on_its_way_says_so(http):
     assert settled(http)
 
 
+def test_a_client_that_leaves_within_its_body_is_no_error(http, caplog):
+    parts = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
+    sent = []
+
+    async def receive():
+        return next(parts)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict",
+        "query_string": b"", "headers": [], "root_path": "", "scheme": "http",
+        "http_version": "1.1", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    http.portal.call(http.server.app, scope, receive, send)
+    assert sent[0]["status"] == 499
+    assert "Traceback" not in caplog.text
+    assert settled(http)
+
+
 def test_metrics_count_requests_phases_and_calls(http):
     http.post("/predict", json=ASK)
     text = http.get("/metrics").text
@@ -415,6 +447,60 @@ def test_the_client_raises_what_the_model_raises(client, simulated_cells, model)
         client.predict(None, perturbations=["P9"], progress=True)
     with pytest.raises(ConfigError, match="no form in JSON"):
         client.predict(None, perturbations=["P1"], constraints=lambda values, genes: True)
+
+
+def test_the_client_takes_what_tl_predict_takes(client, want):
+    pred = unwrap(Client.predict)(
+        client, None, perturbations=(name for name in ["P1"]), contexts={"cell_type": "T1"},
+        n_cells=20, sample=ptd.SampleConfig(n_steps=4), constraints=None,
+    )  # fmt: skip
+    np.testing.assert_array_equal(pred.X.toarray(), want.X.toarray())
+    quote = unwrap(Client.quote)(client, perturbations="P1", contexts={"cell_type": "T1"})
+    assert quote["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"adata": "cells.h5ad"}, r"anndata\.read_h5ad\('cells.h5ad'\)"),
+        ({"adata": [1, 2]}, "must be an AnnData"),
+        ({"sample": {"n_steps": 4}}, r"perturbdiff\.SampleConfig\(n_steps=4\)"),
+        ({"decode": {"temperature": 1.0}}, r"perturbdiff\.DecodeConfig"),
+        ({"enforce": {"kind": "soft"}}, "must be the name of a way"),
+        ({"n_cells": 1j}, "no form in JSON"),
+        ({"perturbations": 5}, "422"),
+        ({"contexts": 5}, "422"),
+        ({"contexts": ["T1"]}, "422"),
+    ],
+)
+def test_the_client_refuses_in_words(client, asked, words):
+    with pytest.raises(PerturbDiffError, match=words):
+        unwrap(Client.predict)(client, **{"adata": None, "perturbations": ["P1"]} | asked)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost", "ftp://there", "http://a:b"])
+def test_a_url_that_is_none_is_refused(url):
+    with pytest.raises(ConfigError, match="url = "):
+        Client(url)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_no_server_there_is_said(progress):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with Client(url) as client:
+            with pytest.raises(ServerError, match=f"No answer: {url} could not be reached"):
+                client.predict(None, perturbations=["P1"], progress=progress)
+            with pytest.raises(ServerError, match="Is it running"):
+                _ = client.about
+
+
+def test_another_server_is_told_apart(client, monkeypatch):
+    page = SimpleNamespace(content=b"<html>")
+    monkeypatch.setattr(client, "_asked", lambda *asked: page)
+    with pytest.raises(ServerError, match="is no JSON"):
+        _ = client.about
 
 
 @pytest.mark.parametrize("progress", [False, True])

@@ -1,0 +1,83 @@
+"""Questions of a client as JSON: what ``tl.predict`` takes, or an error in words."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from perturbdiff._errors import ConfigError
+from perturbdiff.config._checks import settings_of
+
+
+def written(question: Mapping[str, Any]) -> bytes:
+    """A question as JSON, without what was left out.
+
+    Raises
+    ------
+    ConfigError
+        When something has no form in JSON.
+    """
+    said = {name: _plain(value) for name, value in question.items() if value is not None}
+    try:
+        return json.dumps(said).encode()
+    except (TypeError, ValueError) as error:
+        rule = f"holds something that has no form in JSON ({error})"
+        raise ConfigError("question", list(said), rule=rule) from error
+
+
+def several(given: Any, kind: type) -> list[Any]:
+    """One or several as a list."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
+
+
+def contexts_of(given: Any) -> list[Any] | None:
+    """Contexts, one or several, with their levels as text."""
+    if given is None:
+        return None
+    return [
+        {key: str(level) for key, level in one.items()} if isinstance(one, Mapping) else one
+        for one in several(given, Mapping)
+    ]
+
+
+def settings(kind: type[Any], name: str, given: object) -> dict[str, Any] | None:
+    """Settings of a kind, as plain values."""
+    return None if given is None else asdict(settings_of(kind, name, given))
+
+
+def constraints_of(given: Any) -> list[dict[str, Any]] | None:
+    """Constraints, one or several, in their declared form."""
+    from perturbdiff.guidance import as_constraints  # noqa: PLC0415 - slow to import
+    from perturbdiff.guidance._json import to_json  # noqa: PLC0415
+
+    if given is None or (isinstance(given, Sequence) and not given):
+        return None
+    return [to_json(one) for one in as_constraints(given)]
+
+
+def ways_of(given: Any) -> Any:
+    """Ways of enforcing constraints, one or several."""
+    from perturbdiff.guidance._enforcement import Way  # noqa: PLC0415 - slow to import
+    from perturbdiff.guidance._json import way_to_json  # noqa: PLC0415
+
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Sequence):
+        return [ways_of(one) for one in given]
+    if not isinstance(given, Way):
+        rule = "must be the name of a way, or settings such as perturbdiff.Soft()"
+        raise ConfigError("enforce", given, rule=rule)
+    return way_to_json(given)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and labels of NumPy and pandas as Python's own."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value
