@@ -31,9 +31,6 @@ from perturbdiff.serve._settings import ServeConfig
 
 SERVED = ("set_diffusion", "causal_baseline")
 _LOOK_S = 0.1
-# Of the GNU C library, for the workers to come: what solving a population frees goes back to the
-# system, where small values that stay would otherwise keep it.
-_ALLOCATION = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**22)}
 
 
 def run(
@@ -62,8 +59,8 @@ def run(
     check_port(config)
     folder = Path(tempfile.mkdtemp(prefix="perturbdiff-"))
     os.environ[FOLDER] = str(folder)
-    for name, value in _ALLOCATION.items():
-        os.environ.setdefault(name, value)
+    # Of the GNU C library, for the workers to come: each thread would keep what it freed.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     try:
         server, board = prepared(Path(bundle), config, folder, about=about, api_key=api_key)
         where = f"http://{config.host}:{config.port}"
