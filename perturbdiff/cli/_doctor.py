@@ -1,6 +1,5 @@
 """The command that says whether this installation works here, and what it has to work with."""
 
-import json
 import os
 import platform
 import time
@@ -11,9 +10,9 @@ import typer
 
 from perturbdiff._constants import VERSION
 from perturbdiff._errors import PerturbDiffError
-from perturbdiff.cli._show import plainly, say
+from perturbdiff.cli._options import AsJson
+from perturbdiff.cli._show import FAULT, plainly, say, say_json
 
-UNWELL = 1
 _PACKAGES = (
     "torch", "lightning", "anndata", "scanpy", "numpy", "scipy", "pandas", "numba",
 )  # fmt: skip
@@ -22,7 +21,7 @@ _LITTLE_GB = 4.0
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
+    as_json: AsJson = False,
     self_test: Annotated[
         bool, typer.Option(help="Fit and ask a small model, which takes about 5 seconds.")
     ] = True,
@@ -34,12 +33,12 @@ def doctor(
     with plainly(verbose=False):
         found = examine(self_test=self_test)
         if as_json:
-            say(json.dumps(found, indent=2))
+            say_json(found)
         else:
             for line in _lines(found):
                 say(line)
     if found["problems"]:
-        raise typer.Exit(UNWELL)
+        raise typer.Exit(FAULT)
 
 
 def examine(*, self_test: bool) -> dict[str, Any]:

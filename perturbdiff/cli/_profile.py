@@ -8,9 +8,16 @@ import typer
 
 from perturbdiff._errors import ConfigError
 from perturbdiff.cli._files import read
-from perturbdiff.cli._options import Overrides, Overwrite, Verbose
+from perturbdiff.cli._options import (
+    AsJson,
+    ControlWords,
+    Overrides,
+    Overwrite,
+    Verbose,
+    data_and_settings,
+)
 from perturbdiff.cli._runs import sampling, tune
-from perturbdiff.cli._show import plainly, say
+from perturbdiff.cli._show import plainly, say, say_json
 from perturbdiff.config._labels import read_context
 
 if TYPE_CHECKING:
@@ -21,13 +28,7 @@ _FILES = ("profile.json", "profile.md", "trace.json", "roofline.png")
 
 def profile(
     bundle: Annotated[Path, typer.Argument(help="Folder of a saved model.")],
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            help="File with control cells, or name of a data set; left out where the model was "
-            "saved with control cells."
-        ),
-    ] = None,
+    words: ControlWords = None,
     against: Annotated[
         list[Path] | None, typer.Option(help="Folder of another saved model; repeatable.")
     ] = None,
@@ -44,6 +45,7 @@ def profile(
     repeats: Annotated[int, typer.Option(min=1, help="Runs for the clock.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("profile"),
     overrides: Overrides = None,
+    as_json: AsJson = False,
     overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
@@ -54,7 +56,8 @@ def profile(
     Example: perturbdiff profile bundle cells.h5ad --against other_bundle --n-cells 1 --n-cells 256
     """
     with plainly(verbose=verbose):
-        settings = sampling(overrides)
+        data, changes = data_and_settings(words)
+        settings = sampling([*(overrides or ()), *changes])
         _check_out(out, overwrite=overwrite)
         adata = None if data is None else read(data)
         tune()
@@ -76,6 +79,11 @@ def profile(
         from perturbdiff.pl import roofline
 
         roofline(report, save=out / "roofline.png", show=False)
+        if as_json:
+            files = {name: str(out / name) for name in _FILES}
+            figures = {name: value for name, value in report.items() if name != "trace"}
+            say_json({"files": files, "report": figures})
+            return
         say(table(report))
         say(f"{out}/ holds {', '.join(_FILES[:-1])} and {_FILES[-1]}.")
 

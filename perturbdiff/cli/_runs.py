@@ -1,13 +1,15 @@
 """From options to settings, and from settings to a fitted model."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perturbdiff._errors import ConfigError
+from perturbdiff.cli._show import for_people
 from perturbdiff.config import load_run
+from perturbdiff.config._runs import RUN_FILE
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -33,14 +35,12 @@ def settings_of(
             if kind != run.kind and _section(text) in sections:
                 own = " and ".join(_SECTIONS[run.kind])
                 rule = f"is about a {kind}; the settings of a {run.kind} are {own}"
-                raise ConfigError("--set", text, rule=rule)
+                raise ConfigError("setting", text, rule=rule)
     return run
 
 
-def spelled(run: "RunConfig") -> str:
-    """The settings as a YAML file that says the same run, without those of the other kind."""
-    import yaml
-
+def plain_settings(run: "RunConfig") -> dict[str, Any]:
+    """The settings as plain values, without those of the other kind."""
     others = {
         section
         for kind, sections in _SECTIONS.items()
@@ -48,8 +48,32 @@ def spelled(run: "RunConfig") -> str:
         for section in sections
     }  # fmt: skip
     plain = json.loads(json.dumps(asdict(run)))  # tuples become lists
-    settings = {name: value for name, value in plain.items() if name not in others}
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip()
+    return {name: value for name, value in plain.items() if name not in others}
+
+
+def spelled(run: "RunConfig") -> str:
+    """The settings as a YAML file that says the same run."""
+    import yaml
+
+    return yaml.safe_dump(plain_settings(run), sort_keys=False, allow_unicode=True).rstrip()
+
+
+def in_short(run: "RunConfig") -> str:
+    """The same YAML with a line a section, to begin a run with."""
+    import yaml
+
+    shown = {name: value for name, value in plain_settings(run).items() if name != "serve"}
+    form: dict[str, Any] = {"default_flow_style": True, "width": 10_000, "sort_keys": False}
+    lines = [yaml.safe_dump({name: value}, **form).strip() for name, value in shown.items()]
+    return "\n".join(line.removeprefix("{").removesuffix("}") for line in lines)
+
+
+def keep_settings(run: "RunConfig", bundle: Path) -> None:
+    """Put the settings beside the model that was made with them; of the cells, only their name."""
+    source = Path(run.data.source).name
+    kept = replace(run, data=replace(run.data, source=source))
+    text = f"# perturbdiff fit --config {bundle.name} data.path=...\n{spelled(kept)}\n"
+    (bundle / RUN_FILE).write_text(text, encoding="utf-8")
 
 
 def sampling(overrides: Sequence[str] | None) -> dict[str, Any]:
@@ -58,7 +82,7 @@ def sampling(overrides: Sequence[str] | None) -> dict[str, Any]:
     for section, text in named.items():
         if section not in ("sample", "decode"):
             rule = "only settings of sample or decode have a say here, such as sample.n_steps=10"
-            raise ConfigError("--set", text, rule=rule)
+            raise ConfigError("setting", text, rule=rule)
     run = load_run(None, overrides=[*(overrides or ())])
     return {section: getattr(run, section) for section in named}
 
@@ -80,7 +104,7 @@ def fitted(
         "n_top_genes": run.data.n_top_genes,
         "seed": run.seed,
         "train": run.train,
-        "options": TrainerOptions(progress=sys.stderr.isatty() or sys.stdout.isatty(), **options),
+        "options": TrainerOptions(progress=for_people(), **options),
     }
     columns = run.data.columns
     if run.kind == "causal_baseline":
@@ -90,7 +114,8 @@ def fitted(
 
 
 def tune() -> None:
-    """Faster float32 products, for our own process only."""
+    """TF32 products on a GPU, for our own process only: on a CPU small networks lose by less."""
     import torch
 
-    torch.set_float32_matmul_precision("medium")
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")

@@ -8,18 +8,31 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff._logging import logger
+from perturbdiff.cli._completion import serve_files, serve_settings
 from perturbdiff.cli._options import Verbose
 from perturbdiff.cli._show import USER_ERROR, plainly
 
 
 def serve(
     bundle: Annotated[Path, typer.Argument(help="Folder of a saved model.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SETTING=VALUE",
+            help="Settings by their names, such as max_cells=10000.",
+            autocompletion=serve_settings,
+        ),
+    ] = None,
     host: Annotated[
         str | None, typer.Option(help="127.0.0.1 for this machine alone, 0.0.0.0 for all.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 8000 if not set.")] = None,
     config: Annotated[
-        str | None, typer.Option(help="YAML file of settings, or a shipped one: standard.")
+        str | None,
+        typer.Option(
+            help="YAML file of settings, or a shipped one: standard. Of a run, its section serve.",
+            autocompletion=serve_files,
+        ),
     ] = None,
     accelerator: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     workers: Annotated[
@@ -27,7 +40,11 @@ def serve(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting by its name, such as max_cells=10000; repeatable."),
+        typer.Option(
+            "--set",
+            help="A setting by its name, such as max_cells=10000; repeatable.",
+            autocompletion=serve_settings,
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -48,6 +65,8 @@ def serve(
             "host": host, "port": port, "accelerator": accelerator, "workers_per_device": workers,
         }  # fmt: skip
         flags = [f"{name}={value}" for name, value in chosen.items() if value is not None]
-        settings = load_serve_config(config, overrides=(*(overrides or ()), *flags))
+        settings = load_serve_config(
+            config, overrides=(*(overrides or ()), *(changes or ()), *flags)
+        )
         logger.setLevel(logging.INFO)
         run(bundle, settings, api_key=os.environ.get("PERTURBDIFF_API_KEY") or None)

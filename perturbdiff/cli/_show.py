@@ -4,10 +4,11 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,7 +19,8 @@ from perturbdiff._logging import logger
 if TYPE_CHECKING:
     from anndata import AnnData
 
-USER_ERROR, INTERRUPTED = 2, 130
+FAULT, USER_ERROR, INTERRUPTED = 1, 2, 130
+"""How a command ends beside 0: something is broken, the request is to be mended, interrupted."""
 _SHORT = {
     "pearson_shift": "Pearson ↑",
     "mae_shift": "MAE ↓",
@@ -74,13 +76,57 @@ def draw_scores(pred: "AnnData", folder: Path) -> None:
     scores(pred, save=folder / "scores.png", show=False)
 
 
-def scores_as_json(pred: "AnnData") -> str:
-    """Averages over conditions, one object a method; what is not defined is null."""
+def mean_scores(pred: "AnnData") -> list[dict[str, Any]]:
+    """Averages over conditions, one object a method; what is not defined is None."""
     from perturbdiff.tl import summarise_scores
 
-    means = summarise_scores(pred).reset_index()
-    rows = means.astype(object).where(means.notna(), None).to_dict("records")
-    return json.dumps({"scores": rows}, indent=2)
+    return _records(summarise_scores(pred).reset_index())
+
+
+def described(pred: "AnnData") -> dict[str, Any]:
+    """What a prediction is, where it comes from, and what became of its constraints."""
+    notes = pred.uns[UNS_KEY]
+    plain = {name: value for name, value in notes.items() if isinstance(value, str | int | float)}
+    constraints = notes.get("constraints")
+    return {
+        "n_cells": pred.n_obs,
+        "n_genes": pred.n_vars,
+        "provenance": plain,
+        "support": notes["support"],
+        "constraints": [] if constraints is None else _records(constraints),
+    }
+
+
+def _records(table: Any) -> list[dict[str, Any]]:
+    """Rows of a table, what is missing as None."""
+    rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
+    return rows
+
+
+def say_json(found: Mapping[str, Any]) -> None:
+    """One JSON object; numbers and paths of every kind become plain ones."""
+    say(json.dumps(_plain(found), indent=2, allow_nan=False, default=str))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers without a value as None, arrays and tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def for_people() -> bool:
+    """Whether somebody watches, so that bars are worth drawing."""
+    return sys.stderr.isatty()
+
+
+def tell(text: str) -> None:
+    """What accompanies the answer and is no part of it."""
+    typer.echo(text, err=True)
 
 
 def show_scores(pred: "AnnData") -> None:

@@ -1,6 +1,7 @@
 """Settings: frozen dataclasses that check themselves, and their YAML spelling."""
 
 from perturbdiff.config._runs import DataConfig, RunConfig, load_run
+from perturbdiff.config._serve import ServeConfig
 from perturbdiff.config._settings import (
     DecodeConfig,
     DecoderConfig,
@@ -16,6 +17,7 @@ __all__ = [
     "NetworkConfig",
     "RunConfig",
     "SampleConfig",
+    "ServeConfig",
     "TrainConfig",
     "load_run",
 ]

@@ -1,5 +1,6 @@
 """A whole run in one place: which data, which network, how to train, how to sample."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -9,6 +10,7 @@ from typing import Any, get_args
 from perturbdiff._errors import ConfigError, UnknownKeyError
 from perturbdiff._typing import ModelKind
 from perturbdiff.config._checks import whole_number
+from perturbdiff.config._serve import ServeConfig
 from perturbdiff.config._settings import (
     DecodeConfig,
     DecoderConfig,
@@ -87,6 +89,8 @@ class RunConfig:
         Network and sampling of a set diffusion model.
     decoder, decode
         The same of the autoregressive sibling.
+    serve
+        How the saved model is served.
     n_cells
         Cells to predict of each condition.
     seed
@@ -100,6 +104,7 @@ class RunConfig:
     sample: SampleConfig = field(default_factory=SampleConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     n_cells: int = 256
     seed: int = 0
 
@@ -108,14 +113,19 @@ class RunConfig:
         whole_number("seed", self.seed, least=0)
 
 
-_PARTS: dict[str, type] = {
+PARTS: dict[str, type] = {
     "data": DataConfig,
     "model": NetworkConfig,
     "train": TrainConfig,
     "sample": SampleConfig,
     "decoder": DecoderConfig,
     "decode": DecodeConfig,
+    "serve": ServeConfig,
 }
+"""Sections of a run, and the settings that each holds."""
+RUN_FILE = "run.yaml"
+"""Settings of the run that a saved model came from, in its folder."""
+_SOURCE = re.compile(r"^\s*data\.path\s*=")
 _KINDS = get_args(ModelKind)
 _PLAIN = ("n_cells", "seed")
 
@@ -130,15 +140,16 @@ def shipped_configs() -> Path:
 def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> RunConfig:
     """Settings of a run, from a file or from one that ships with the package.
 
-    Each of the sections ``data``, ``train``, ``model`` and ``sample``, ``decoder`` and ``decode``
-    is written out in the file, or is the name of a file in the folder of that name beside the
-    file's own, or of a shipped one. What is not said of the training of a ``causal_baseline`` is
-    as in ``configs/train/causal.yaml``.
+    Each of the sections ``data``, ``train``, ``model`` and ``sample``, ``decoder``, ``decode`` and
+    ``serve`` is written out in the file, or is the name of a file in the folder of that name beside
+    the file's own, or of a shipped one. ``data.path`` is another name of ``data.source``. What is
+    not said of the training of a ``causal_baseline`` is as in ``configs/train/causal.yaml``.
 
     Parameters
     ----------
     source
-        Path of a YAML file, the name of a shipped run (such as ``demo``), or ``None`` for defaults.
+        Path of a YAML file, the folder of a model that the command line saved, the name of a
+        shipped run (such as ``demo``), or ``None`` for defaults.
     overrides
         Texts such as ``train.max_steps=400``.
 
@@ -151,12 +162,14 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
     UnknownKeyError, ConfigError
         When a name, file or value is wrong.
     """
-    path = None if source is None else _run_path(source)
+    path = None if source is None else run_path(source)
     settings = {} if path is None else read_yaml(path)
     folders = [] if path is None else [path.parent, path.parent.parent]
-    settings = _with_parts(with_overrides(_with_parts(settings, folders), overrides), folders)
+    settings = _with_source(_with_parts(settings, folders))
+    named = [_SOURCE.sub("data.source=", text) for text in overrides]
+    settings = _with_parts(with_overrides(settings, named), folders)
     for name in settings:
-        if name not in (known := ["kind", *_PARTS, *_PLAIN]):
+        if name not in (known := ["kind", *PARTS, *_PLAIN]):
             raise UnknownKeyError("The run", name, known=known)
     kind = settings.get("kind", _KINDS[0])
     if kind not in _KINDS:
@@ -166,7 +179,7 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
         settings["train"] = {**usual, **(settings.get("train") or {})}
     parts: dict[str, Any] = {
         part: from_mapping(kind, settings[part] or {}, where=part)
-        for part, kind in _PARTS.items()
+        for part, kind in PARTS.items()
         if part in settings
     }
     plain: dict[str, Any] = {
@@ -175,8 +188,17 @@ def load_run(source: str | Path | None, *, overrides: Sequence[str] = ()) -> Run
     return RunConfig(kind=kind, **parts, **plain)
 
 
-def _run_path(source: str | Path) -> Path:
+def run_path(source: str | Path) -> Path:
+    """File of a run, by its path, the folder of a saved model, or the name of a shipped one.
+
+    Raises
+    ------
+    UnknownKeyError
+        When there is no shipped run of this name.
+    """
     path = Path(source)
+    if (path / RUN_FILE).is_file():
+        return path / RUN_FILE
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
     folder = shipped_configs() / "runs"
@@ -187,10 +209,21 @@ def _run_path(source: str | Path) -> Path:
     return named
 
 
+def _with_source(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the cells called ``source``, whichever of its two names they have."""
+    data = settings.get("data")
+    if not isinstance(data, Mapping) or "path" not in data:
+        return settings
+    if "source" in data:
+        raise ConfigError("data.path", data["path"], rule="says the same as data.source; name one")
+    rest = {name: value for name, value in data.items() if name != "path"}
+    return {**settings, "data": {**rest, "source": data["path"]}}
+
+
 def _with_parts(settings: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
     """The settings with the parts that are given by name read from their files."""
     named = {
-        part: name for part, name in settings.items() if part in _PARTS and isinstance(name, str)
+        part: name for part, name in settings.items() if part in PARTS and isinstance(name, str)
     }
     return {
         **settings,

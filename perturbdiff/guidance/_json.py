@@ -1,12 +1,12 @@
 """Constraints and ways of enforcing as JSON, for command lines, settings and servers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import numpy as np
 
-from perturbdiff._errors import ConfigError, UnknownKeyError
+from perturbdiff._errors import ConfigError, UnknownKeyError, listed
 from perturbdiff._typing import Json
 from perturbdiff.guidance._constraints import (
     AtLeast,
@@ -110,6 +110,14 @@ def from_json(entries: Mapping[str, Any]) -> Constraint:
         if key not in known:
             within = f"constraint {name!r}"
             raise UnknownKeyError(within, key, known=known)
+    needed = [
+        item.name
+        for item in fields(kind)  # type: ignore[arg-type]
+        if item.default is MISSING and item.default_factory is MISSING
+    ]
+    if lacking := [key for key in needed if key not in given]:
+        where = f"constraint {name!r}"
+        raise ConfigError(where, given, rule=f"lacks {listed(lacking)}")
     if "members" in given:
         if not isinstance(given["members"], list | tuple):
             where = f"constraint {name!r}, members"

@@ -1,87 +1,15 @@
 """Settings of a server."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
-from perturbdiff._errors import ConfigError
-from perturbdiff.config._checks import Settings, whole_number
-from perturbdiff.config._runs import shipped_configs
+from perturbdiff._errors import UnknownKeyError
+from perturbdiff.config._runs import load_run, run_path, shipped_configs
+from perturbdiff.config._serve import HOSTS, ServeConfig
 from perturbdiff.config._yaml import from_mapping, read_yaml, with_overrides
 
-HOSTS = ("0.0.0.0", "127.0.0.1", "::")  # what the engine can listen on
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig(Settings):
-    """How a saved model is served.
-
-    Parameters
-    ----------
-    host, port
-        Where to listen.
-    accelerator, devices
-        ``"cpu"``, ``"cuda"`` or ``"auto"``, and how many of them; 0 is all.
-    workers_per_device, api_servers, threads
-        Processes that compute, processes that speak HTTP, and threads of each computing process.
-    desk_threads
-        Threads of a worker that read questions, solve and draw beside the denoising.
-    n_sets
-        Most sets in a denoising batch.
-    max_body_mb
-        Largest request in millions of bytes; looked at before anything is parsed.
-    max_cells, max_set_steps
-        Most cells of a request over all its conditions, and most steps of sets of 32 cells.
-    max_requests, max_wait_s
-        Requests in the house at a time, and seconds of work that may wait; beyond is a 429.
-    deadline_s
-        Seconds after which a request is given up, unless it asks for fewer.
-    grace_s
-        Seconds that running requests get after SIGTERM.
-    cached_controls, cached_plans, cached_cells_mb
-        Contexts whose control cells stay read and encoded, populations that stay solved, and
-        millions of bytes of cells that stay drawn.
-    cost_model
-        Have the cost model measure the machine before the first request, where it did not yet.
-    """
-
-    section: ClassVar[str] = "serve"
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    accelerator: str = "auto"
-    devices: int = 0
-    workers_per_device: int = 1
-    api_servers: int = 1
-    threads: int = 1
-    desk_threads: int = 2
-    n_sets: int = 64
-    max_body_mb: float = 100.0
-    max_cells: int = 200_000
-    max_set_steps: int = 200_000
-    max_requests: int = 256
-    max_wait_s: float = 120.0
-    deadline_s: float = 600.0
-    grace_s: float = 30.0
-    cached_controls: int = 64
-    cached_plans: int = 256
-    cached_cells_mb: float = 64.0
-    cost_model: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, known in {"host": HOSTS, "accelerator": ("cpu", "cuda", "auto")}.items():
-            if getattr(self, name) not in known:
-                place, rule = f"serve.{name}", f"must be one of {', '.join(known)}"
-                raise ConfigError(place, getattr(self, name), rule=rule)
-        if not 1024 <= self.port <= 65535:
-            raise ConfigError("serve.port", self.port, rule="must be 1024 to 65535")
-        for one in fields(self):
-            place, value = f"serve.{one.name}", getattr(self, one.name)
-            if isinstance(value, float) and not value > 0:
-                raise ConfigError(place, value, rule="must be above 0")
-            if isinstance(value, int) and not isinstance(value, bool):
-                whole_number(place, value, least=0 if one.name == "devices" else 1)
+__all__ = ["HOSTS", "ServeConfig", "load_serve_config"]
 
 
 def load_serve_config(
@@ -92,7 +20,9 @@ def load_serve_config(
     Parameters
     ----------
     source
-        Path of a YAML file, the name of a shipped one (such as ``standard``), or ``None``.
+        Path of a YAML file, the name of a shipped one (such as ``standard``), or ``None``. A file
+        of a whole run, or the name of a shipped run (such as ``laptop``), gives its section
+        ``serve``.
     overrides
         Texts such as ``port=9000``.
 
@@ -105,9 +35,20 @@ def load_serve_config(
     UnknownKeyError, ConfigError
         When a name, file or value is wrong.
     """
-    settings = {}
-    if source is not None:
-        path = Path(source)
-        named = shipped_configs() / "serve" / f"{source}.yaml"
-        settings = read_yaml(path if path.suffix or not named.is_file() else named)
+    settings = {} if source is None else _settings(source)
     return from_mapping(ServeConfig, with_overrides(settings, overrides), where="serve")
+
+
+def _settings(source: str | Path) -> dict[str, Any]:
+    """What a file of server settings, or of a run, says of a server."""
+    path = Path(source)
+    if not (path.exists() or path.suffix):
+        shipped = [shipped_configs() / folder / f"{source}.yaml" for folder in ("serve", "runs")]
+        known = sorted(file.stem for one in shipped for file in one.parent.glob("*.yaml"))
+        path = next((file for file in shipped if file.is_file()), path)
+        if path == Path(source):
+            where = "The shipped settings"
+            raise UnknownKeyError(where, str(source), known=known)
+    path = run_path(path)
+    settings = read_yaml(path)
+    return asdict(load_run(path).serve) if {"data", "serve"} & set(settings) else settings

@@ -14,7 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import perturbdiff as ptd
-from perturbdiff.cli import DATASETS, _doctor, app
+from perturbdiff._errors import ConfigError
+from perturbdiff.cli import DATASETS, _completion, _doctor, _fit, _runs, _show, app
+from perturbdiff.cli._options import data_and_settings
 from perturbdiff.config import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,6 +150,7 @@ def test_constraints_come_from_a_file_and_are_answered_for(cells, bundle, tmp_pa
         ("{", "is no JSON"),
         ('{"kind": "at_least"}', "must hold a list of constraints"),
         ('[{"kind": "atleast"}]', "Did you mean 'at_least'?"),
+        ('[{"kind": "at_least"}]', "constraint 'at_least' = {}: lacks 'gene', 'value'."),
         ('{"constraints": [], "enforced": "soft"}', "Did you mean 'enforce'?"),
         ('[{"kind": "at_least", "gene": "nowhere", "value": 1}]', "nowhere"),
     ]:
@@ -212,6 +215,119 @@ def test_a_shipped_run_fits_by_its_path_and_takes_other_cells(cells, tmp_path):
     done = run("fit", "--config", laptop, *words, *settings("data.library_size_key=null"))
     assert done.exit_code == 0, done.output
     assert ptd.load(tmp_path / "bundle").registry.perturbations.levels == ("P1", "P2")
+
+
+def test_settings_may_stand_by_themselves(monkeypatch, tmp_path):
+    laptop = ROOT / "configs" / "runs" / "laptop.yaml"
+    words = ["data.path=my.h5ad", "train.max_steps=50", "data.holdout={cell_type: [B]}"]
+    alone = run("fit", "--config", laptop, *words, "--print-config")
+    behind = run(
+        "fit", "my.h5ad", "--config", laptop, "--set", words[1], "--set", words[2], "--print-config"
+    )
+    assert alone.exit_code == behind.exit_code == 0, alone.output
+    assert alone.stdout == behind.stdout
+    assert "source: my.h5ad" in alone.stdout
+    assert data_and_settings(["a.h5ad", "seed=3"]) == ("a.h5ad", ["seed=3"])
+    assert data_and_settings(None) == (None, [])
+    monkeypatch.chdir(tmp_path)
+    Path("dose=1.h5ad").touch()
+    assert data_and_settings(["dose=1.h5ad"]) == ("dose=1.h5ad", [])
+    with pytest.raises(ConfigError, match="name one file or data set"):
+        data_and_settings(["a.h5ad", "train.max_steps", "50"])
+
+
+def test_settings_are_shown_and_saved_with_the_model_and_read_again(cells, tmp_path):
+    out = tmp_path / "bundle"
+    first = ["fit", cells, *COLUMNS, "--holdout", "cell_type=T1", *settings("seed=4")]
+    done = run(*first, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "inner fold" not in done.stderr  # no bar, since nobody watches
+    shown = [line for line in done.stderr.splitlines() if line.startswith("train: {max_steps: 4,")]
+    assert len(shown) == 1
+    assert str(tmp_path) not in (out / "run.yaml").read_text()
+    assert str(cells.parent) not in (out / "run.yaml").read_text()
+    kept = load_run(out, overrides=[f"data.path={cells}"])
+    printed = run(*first, "--print-config")
+    assert load_run(out) == load_run(out / "run.yaml")
+    (tmp_path / "printed.yaml").write_text(printed.stdout)
+    assert kept == load_run(tmp_path / "printed.yaml")
+    again = run("fit", "--config", out, f"data.path={cells}", "--out", tmp_path / "again", "--json")
+    assert again.exit_code == 0, again.output
+    answer = json.loads(again.stdout)
+    assert answer["checksum"] == ptd.load(out).checksum == ptd.load(tmp_path / "again").checksum
+    assert (answer["steps"], answer["kind"]) == (ptd.load(out).fitted.steps, "set_diffusion")
+    assert answer["settings"]["train"]["max_steps"] == 4
+
+
+def test_answers_for_machines_are_one_object(cells, bundle, tmp_path):
+    gene = ptd.load(bundle).registry.genes[0]
+    wish, out = tmp_path / "wish.json", tmp_path / "predicted.h5ad"
+    wish.write_text(json.dumps([{"kind": "at_least", "gene": gene, "value": 2.0}]))
+    words = ["predict", cells, "sample.n_steps=3", "--model", bundle, "--perturbations", "P1"]
+    words += ["--n-cells", 20, "--contexts", "cell_type=T1", "--constraints", wish, "--out", out]
+    done = run(*words, "--json")
+    assert done.exit_code == 0, done.output
+    answer, written = json.loads(done.stdout), anndata.read_h5ad(out)
+    assert (answer["n_cells"], answer["n_genes"]) == written.shape
+    assert answer["support"]["conditions"] == written.uns["perturbdiff"]["support"]["conditions"]
+    assert answer["provenance"]["n_steps"] == written.uns["perturbdiff"]["n_steps"] == 3
+    assert answer["constraints"][0]["satisfied"] is True
+    assert answer["support"]["supported"] == [True]
+    listed = json.loads(run("datasets", "--json").stdout)["datasets"]
+    assert [one["name"] for one in listed] == list(DATASETS)
+    file = tmp_path / "small.h5ad"
+    one = json.loads(run("datasets", "kang2018_small", "--out", file, "--json").stdout)
+    assert (one["out"], one["n_cells"], one["n_genes"]) == (str(file), 2999, 1500)
+    refused = run(*words, "--json")  # the file is there
+    assert (refused.exit_code, refused.stdout) == (2, "")
+
+
+def test_a_fault_ends_with_1_and_shows_where(cells, tmp_path, monkeypatch):
+    def broken(*_args):
+        raise ArithmeticError("no such kernel")
+
+    monkeypatch.setattr(_fit, "fitted", broken)
+    done = run("fit", cells, *COLUMNS, "--out", tmp_path / "bundle")
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ArithmeticError)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_bars_are_for_people(cells, tmp_path, monkeypatch):
+    assert not _show.for_people()  # the tests have no terminal
+    monkeypatch.setattr(_runs, "for_people", lambda: True)
+    words = ["fit", cells, *COLUMNS, "--holdout", "cell_type=T1", *settings()]
+    assert "inner fold 1 of 2" in run(*words, "--out", tmp_path / "bundle").stderr
+
+
+def completed(words):
+    """What bash would offer for the last of these words."""
+    known = {
+        "_PERTURBDIFF_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    done = CliRunner().invoke(app, [], prog_name="perturbdiff", env=known)
+    return done.stdout.split()
+
+
+def test_a_shell_completes_names():
+    assert completed("perturbdiff sc") == ["score"]
+    assert completed("perturbdiff fit --config la") == ["laptop"]
+    assert completed("perturbdiff fit kang2018_") == ["kang2018_small"]
+    assert completed("perturbdiff fit --kind ca") == ["causal_baseline"]
+    assert completed("perturbdiff fit dat") == ["data."]
+    assert completed("perturbdiff fit train.max") == ["train.max_steps="]
+    assert completed("perturbdiff serve bundle max_b") == ["max_body_mb="]
+    assert completed("perturbdiff serve bundle --config st") == ["standard"]
+    assert [name for name, _ in _completion.settings("sample.sampler=h")] == ["sample.sampler=heun"]
+    assert [name for name, _ in _completion.settings("data.path=kang2018_")] == [
+        "data.path=kang2018_small"
+    ]
+    assert _completion.settings("nothing.at") == []
+    offered = {name for name, _ in _completion.data_or_sampling("")}
+    assert offered == {*DATASETS, "sample.", "decode."}
+    assert run("--show-completion").exit_code == 0
 
 
 def test_the_doctor_finds_a_sound_installation(monkeypatch):
@@ -299,6 +415,17 @@ def test_help_teaches(command):
 
 BAD = {
     "unknown setting": (["fit", "{cells}", *COLUMNS, "--set", "train.max_step=3"], "'max_steps'"),
+    "unknown setting by itself": (["fit", "{cells}", *COLUMNS, "trian.max_steps=3"], "'train'"),
+    "unknown setting of a section by itself": (
+        ["fit", "train.max_step=3", "--config", "demo"],
+        "'max_steps'",
+    ),
+    "a misspelt setting of a profile": (
+        ["profile", "{bundle}", "{cells}", "sample.n_step=9"],
+        "'n_steps'",
+    ),
+    "two files": (["fit", "{cells}", "{text}", *COLUMNS], "name one file"),
+    "data for the demo": (["demo", "{cells}"], "has its own data"),
     "unknown run": (["fit", "--config", "demon"], "'demo'"),
     "no such file": (["fit", "none.h5ad", *COLUMNS], "is not there"),
     "no such data set": (["fit", "kang", *COLUMNS], "kang2018"),
@@ -464,7 +591,7 @@ def test_an_interruption_before_the_first_checkpoint_promises_nothing(cells, tmp
     words = ["fit", cells, *COLUMNS, "--out", tmp_path / "bundle"]
     done = run(*words, "--checkpoint-dir", tmp_path / "kept")
     assert done.exit_code == 130
-    assert done.stderr == (
+    assert done.stderr.endswith(
         "Interrupted. No checkpoint was written yet: start again, without --resume.\n"
     )
-    assert run(*words).stderr == "Interrupted.\n"
+    assert run(*words).stderr.splitlines()[-1] == "Interrupted."

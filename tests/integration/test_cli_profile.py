@@ -46,6 +46,11 @@ def test_a_report_is_written_and_not_over_another(bundle, tmp_path):
     assert [(one["name"], one["n_cells"], one["network_calls"]) for one in runs] == [
         ("bundle", 1, 2), ("bundle", 40, 2),
     ]  # fmt: skip
+    done = run(*words, "sample.n_steps=2", "--overwrite", "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert set(answer["files"]) == FILES
+    assert [one["network_calls"] for one in answer["report"]["runs"]] == [2, 2]
     again = run(*words)
     assert again.exit_code == 2
     assert "holds a report" in again.output

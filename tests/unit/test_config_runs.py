@@ -12,11 +12,13 @@ from perturbdiff.config import (
     NetworkConfig,
     RunConfig,
     SampleConfig,
+    ServeConfig,
     TrainConfig,
     load_run,
 )
 from perturbdiff.config._labels import read_context, read_labels
 from perturbdiff.config._runs import shipped_configs
+from perturbdiff.serve import load_serve_config
 
 RUNS = sorted((shipped_configs() / "runs").glob("*.yaml"))
 
@@ -68,6 +70,28 @@ def test_overrides_win_over_the_file():
     assert run.train.check_every == load_run("demo").train.check_every
     assert load_run("demo", overrides=["train=standard"]).train == load_run("kang2018").train
     assert load_run(None, overrides=["data.separator=null"]).data.separator is None
+
+
+def test_cells_have_two_names(tmp_path):
+    assert load_run("laptop", overrides=["data.path=my.h5ad"]).data.source == "my.h5ad"
+    (tmp_path / "run.yaml").write_text("data: {path: mine.h5ad}\n")
+    assert load_run(tmp_path / "run.yaml").data.source == "mine.h5ad"
+    assert load_run(tmp_path).data.source == "mine.h5ad"  # as in the folder of a saved model
+    (tmp_path / "run.yaml").write_text("data: {path: mine.h5ad, source: yours.h5ad}\n")
+    with pytest.raises(ConfigError, match="says the same"):
+        load_run(tmp_path / "run.yaml")
+
+
+def test_a_run_says_how_it_is_served(tmp_path):
+    assert load_run("laptop").serve == ServeConfig() == load_serve_config("laptop")
+    path = tmp_path / "run.yaml"
+    path.write_text("data: kang2018_small\nserve: {max_cells: 50}\n")
+    assert load_run(path).serve.max_cells == 50
+    assert load_serve_config(path, overrides=("port=9000",)) == ServeConfig(max_cells=50, port=9000)
+    with pytest.raises(UnknownKeyError, match="Did you mean 'max_cells'"):
+        load_run(path, overrides=["serve.max_cell=3"])
+    with pytest.raises(UnknownKeyError, match="Did you mean 'standard'"):
+        load_serve_config("standart")
 
 
 def test_the_sibling_has_settings_of_its_own():
