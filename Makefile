@@ -2,13 +2,16 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
+ARGS ?= -m 'not notebook'
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test format constraints clean
+.PHONY: help demo test notebooks docs format constraints clean
 
 help:
 	@echo "make demo         install into .venv, fit and predict the shipped real cells, write demo/"
 	@echo "make test         install into .venv-test; format, lint, types, contracts, tests"
+	@echo "make notebooks    run the notebooks in place (after make test); some: NAMES='01 03'"
+	@echo "make docs         build the documentation into docs/_build (after make test)"
 	@echo "make format       format and sort imports (after make test)"
 	@echo "make constraints  choose versions anew and write constraints.txt"
 
@@ -38,6 +41,12 @@ test: .venv-test/ready
 	.venv-test/bin/lint-imports
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv-test/bin/python -m pytest $(ARGS)
 
+notebooks:
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv-test/bin/python -m notebooks.execute $(NAMES)
+
+docs:
+	.venv-test/bin/python -m sphinx -W -n --keep-going docs docs/_build
+
 format:
 	.venv-test/bin/ruff check --fix .
 	.venv-test/bin/ruff format .
@@ -52,4 +61,4 @@ constraints:
 	rm -rf .venv-constraints
 
 clean:
-	rm -rf .venv .venv-test .venv-constraints build dist demo *.egg-info
+	rm -rf .venv .venv-test .venv-constraints build dist demo docs/_build docs/generated *.egg-info

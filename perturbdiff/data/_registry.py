@@ -246,7 +246,7 @@ class Registry:
 
     @property
     def label_keys(self) -> tuple[str, ...]:
-        """Columns of labels: the perturbation, then the covariates."""
+        """Columns that hold labels, the perturbation first, then the covariates."""
         return self.perturbation_key, *self.covariate_keys
 
     def context(self, levels: Mapping[str, str]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class SetDenoiser(nn.Module):
     config
         Shape.
     n_perturbations, n_features, covariate_sizes
-        As in :class:`Conditioning`.
+        As in ``Conditioning``.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perturbdiff._optional import require
 
 if TYPE_CHECKING:
-    from perturbdiff.serve._client import Client
+    from perturbdiff.serve._client import Client, ServerError
     from perturbdiff.serve._launch import run
     from perturbdiff.serve._service import Service
     from perturbdiff.serve._settings import ServeConfig, load_serve_config
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _FROM = {
     "Client": "_client",
     "ServeConfig": "_settings",
+    "ServerError": "_client",
     "Service": "_service",
     "load_serve_config": "_settings",
     "run": "_launch",
@@ -24,11 +25,12 @@ _FROM = {
 
 _NEEDS = {
     "Client": ("httpx", "pydantic"),
+    "ServerError": ("httpx", "pydantic"),
     "Service": ("pydantic",),
     "run": ("litserve", "prometheus_client", "pydantic"),
 }
 
-__all__ = ["Client", "ServeConfig", "Service", "load_serve_config", "run"]
+__all__ = ["Client", "ServeConfig", "ServerError", "Service", "load_serve_config", "run"]
 
 
 def __getattr__(name: str) -> object:

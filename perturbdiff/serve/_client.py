@@ -123,7 +123,7 @@ class Client:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the model knows: perturbations, contexts, genes, scale, limits; asked once.
+        """What the model knows (perturbations, contexts, genes, scale, limits); asked once.
 
         Raises
         ------
