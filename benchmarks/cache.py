@@ -19,7 +19,7 @@ import numpy as np
 PACKAGE = Path(__file__).resolve().parents[1] / "perturbdiff"
 WITHOUT_INFLUENCE = (  # on what a model answers
     "cli", "pl", "pp", "profiling", "serve", "tl", "data/datasets", "model/_bundle.py",
-    "model/_baselines.py", "model/_load.py", "model/_saved.py",
+    "model/_baselines.py", "model/_load.py", "model/_saved.py", "model/_trajectory.py",
 )  # fmt: skip
 Arrays = dict[str, np.ndarray]
 

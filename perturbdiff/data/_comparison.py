@@ -13,7 +13,14 @@ from anndata import AnnData
 from jaxtyping import Bool, Float
 
 from perturbdiff._constants import UNS_KEY
-from perturbdiff._errors import LabelError, ScaleError, UnknownKeyError, listed
+from perturbdiff._errors import (
+    ExpressionError,
+    LabelError,
+    ScaleError,
+    UnknownKeyError,
+    counted,
+    listed,
+)
 from perturbdiff._logging import logger
 from perturbdiff.data._cells import Cells, pick_columns
 from perturbdiff.data._checks import declared_scale
@@ -294,6 +301,12 @@ def _read_prediction(
     columns, genes = align_genes(gene_names(pred), registry.genes, missing="infer")
     there = np.isin(np.array(registry.genes, dtype=object), np.array(genes, dtype=object))
     held = pick_columns(read_matrix(pred, None, rows=rows.rows), columns).astype(np.float32)
+    if n_bad := int((~np.isfinite(held.data)).sum()):
+        msg = (
+            f"X of the prediction holds {counted(n_bad, 'value')} that are NaN or infinite, which "
+            "predict never writes. Give the prediction as it was returned."
+        )
+        raise ExpressionError(msg)
     cells = Cells(
         log1p=spread_columns(held, np.flatnonzero(there), len(there)),
         counts=None,

@@ -193,6 +193,10 @@ def _contexts(
         for key in levels:
             if key not in registry.covariate_keys:
                 raise UnknownKeyError("The context", key, known=registry.covariate_keys)
+            if isinstance(levels[key], Iterable) and not isinstance(levels[key], str):
+                each = ", ".join(f"{{{key!r}: {level!r}}}" for level in levels[key])
+                rule = f"is several; a context has one level, so list a context each: [{each}]"
+                raise ConfigError(key, levels[key], rule=rule)
         for number, (key, vocabulary) in enumerate(
             zip(registry.covariate_keys, registry.covariates, strict=True)
         ):

@@ -142,10 +142,7 @@ class Responding:
             self.task(*each, n_cells=max(n_pilot, n_wanted) * size, seed=seed)
             for each in zip(conditions, controls, targets, strict=True)
         ]
-        names = [
-            (task.condition.name, task.digest, seed, config, str(self.sampler.device))
-            for task in tasks
-        ]
+        names = [self.plan_name(task, config, seed=seed) for task in tasks]
         cached = [self.plans.get(name) for name in names]
         sets = [
             range(n_pilot if known else 0, max(n_pilot, n_wanted) if not known else n_wanted)
@@ -162,6 +159,12 @@ class Responding:
             every = torch.cat([pilot, new]) if known else new
             out.append(self._draw_all(recipe, every[:n_wanted], plan, n_cells=n_cells))
         return out, calls
+
+    def plan_name(
+        self, task: LatentTask, config: SampleConfig | DecodeConfig, *, seed: int
+    ) -> tuple[object, ...]:
+        """What the plan of a population is kept under."""
+        return task.condition.name, task.digest, seed, config, str(self.sampler.device)
 
     def task(
         self,

@@ -21,6 +21,7 @@ from perturbdiff._errors import (
     ScaleError,
     UndefinedBaselineError,
     UnknownKeyError,
+    counted,
     listed,
 )
 from perturbdiff._logging import logger
@@ -59,6 +60,15 @@ class Predictor(ABC):
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+
+    def __repr__(self) -> str:
+        registry = self.registry
+        known = [name for name in registry.perturbations.levels if name not in registry.control]
+        by = f" by {', '.join(registry.covariate_keys)}" if registry.covariate_keys else ""
+        n_genes = len(registry.genes)
+        state = f"fitted on {counted(n_genes, 'gene')}" if n_genes else "not fitted"
+        of = f"{counted(len(known), 'perturbation')} in obs[{registry.perturbation_key!r}]{by}"
+        return f"{type(self).__name__} of {of}, {state}"
 
     @classmethod
     def from_anndata(cls, adata: AnnData, **columns: Any) -> Self:
@@ -149,6 +159,26 @@ class Predictor(ABC):
         seed: int = 0,
     ) -> AnnData:
         """Predicted cells of every perturbation in every context."""
+
+    def in_precision(self, precision: str) -> Self:
+        """The model with its network in another precision; only a ``SetDiffusion`` has that.
+
+        Parameters
+        ----------
+        precision
+            Name of a precision.
+
+        Returns
+        -------
+        A new model.
+
+        Raises
+        ------
+        ConfigError
+            When the model has no network that could be in another precision.
+        """
+        rule = f"is for the network of a SetDiffusion; a {type(self).__name__} has no such network"
+        raise ConfigError("precision", precision, rule=rule)
 
     def _ask(
         self,

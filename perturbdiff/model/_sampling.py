@@ -18,7 +18,7 @@ from perturbdiff._batch import Context, Denoiser
 from perturbdiff._random import cell_keys
 from perturbdiff.config import DecodeConfig, SampleConfig
 from perturbdiff.data import Condition
-from perturbdiff.diffusion import Preconditioned, State, karras_schedule, sample
+from perturbdiff.diffusion import Hook, Preconditioned, State, karras_schedule, sample
 from perturbdiff.guidance import ClassifierFreeGuidance, CountCalls, wrap
 from perturbdiff.model._latent import Vocabulary
 
@@ -146,6 +146,7 @@ class LatentSampler:
         config: SampleConfig,
         *,
         seed: int,
+        hook: Hook | None = None,
     ) -> tuple[list[Float[Tensor, "sets cells latent"]], int]:
         """Latent responses of some sets of each task, and the network calls made.
 
@@ -159,6 +160,8 @@ class LatentSampler:
             Sampler, schedule, guidance.
         seed
             Seed of all noise.
+        hook
+            Called after each step of each batch of sets, with their state.
 
         Returns
         -------
@@ -177,7 +180,7 @@ class LatentSampler:
                 for task, group in groupby(wanted[start : start + SETS_AT_ONCE], lambda x: x[0])
             ]
             named = [(tasks[t], numbers) for t, numbers in chunk]
-            x = self._run(denoise, named, schedule=schedule, config=config, seed=seed)
+            x = self._run(denoise, named, schedule=schedule, config=config, seed=seed, hook=hook)
             for (task, _), part in zip(chunk, x, strict=True):
                 done[task].append(part)
         none = [
@@ -195,6 +198,7 @@ class LatentSampler:
         schedule: Tensor,
         config: SampleConfig,
         seed: int,
+        hook: Hook | None,
     ) -> list[Tensor]:
         """Sample one batch of sets."""
         most = max(len(task.condition.members) for task, _ in chunk)
@@ -203,7 +207,7 @@ class LatentSampler:
         )
         keys = torch.cat([task.keys(sets, config, seed) for task, sets in chunk]).to(self.device)
         state = State.initial(keys, context.shift.shape[-1], config.sigma_max)
-        x = sample(denoise, state, schedule, context, sampler=config.sampler).x
+        x = sample(denoise, state, schedule, context, sampler=config.sampler, hook=hook).x
         return list(torch.split(x, [len(sets) for _, sets in chunk]))
 
     def _context(

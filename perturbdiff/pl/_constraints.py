@@ -10,7 +10,7 @@ from anndata import AnnData
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
-from perturbdiff.pl._panels import finish, make_panels
+from perturbdiff.pl._panels import check_save, finish, make_panels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,9 @@ def constraints(
     UnknownKeyError
         When ``pred`` is no prediction with constraints.
     ConfigError
-        When the number of panels given does not fit.
+        When the number of panels given does not fit, or ``save`` is of no known kind.
     """
+    check_save(save)
     entries = pred.uns.get(UNS_KEY, {})
     if "constraints" not in entries:
         where = f"uns[{UNS_KEY!r}] of the prediction"

@@ -1,12 +1,15 @@
 """Figures with one panel per condition, saved or shown as asked."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from perturbdiff._errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
 
 _DPI = 150
@@ -25,10 +28,13 @@ def make_panels(
     Raises
     ------
     ConfigError
-        When the caller gave another number of panels than are needed.
+        When the caller gave another number of panels than are needed, or something else.
     """
     if ax is not None:
-        given = list(ax) if isinstance(ax, Sequence) else [ax]
+        given = list(np.ravel(np.array(ax, dtype=object)))
+        if strange := [panel for panel in given if not hasattr(panel, "get_figure")]:
+            rule = f"must be matplotlib axes, {n_panels} of them, one for each {each}"
+            raise ConfigError("ax", strange[0], rule=rule)
         if len(given) != n_panels:
             rule = f"must be {n_panels} panels, one for each {each}"
             raise ConfigError("ax", len(given), rule=rule)
@@ -50,18 +56,29 @@ def make_panels(
     return panels[:n_panels]
 
 
-def check_save(save: str | Path | None) -> None:
-    """Refuse a kind of file that cannot be written, before anything is drawn.
+def check_save(save: object) -> None:
+    """Refuse a file that cannot be written, before anything is drawn.
 
     Raises
     ------
     ConfigError
-        When the ending of the name stands for no known kind.
+        When it is a folder, has no name, or its ending stands for no known kind.
     """
+    if save is None:
+        return
+    if not isinstance(save, str | Path):
+        raise ConfigError("save", save, rule="must be the name of a file, such as 'picture.png'")
+    path = Path(save)
+    if not path.name.strip(". ") or str(save).endswith(("/", "\\")) or path.is_dir():
+        rule = "is a folder; name a file in it, such as 'picture.png'"
+        raise ConfigError("save", str(save), rule=rule)
     from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415
 
     known = FigureCanvasBase.get_supported_filetypes()
-    ending = "" if save is None else Path(save).suffix.removeprefix(".").lower()
+    hidden = path.name.startswith(".") and not path.suffix
+    if hidden:
+        raise ConfigError("save", str(save), rule="has an ending and no name before it")
+    ending = path.suffix.removeprefix(".").lower()
     if ending and ending not in known:
         raise ConfigError(
             "save", str(save), rule=f"must end in one of .{', .'.join(sorted(known))}"

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _NEEDED: Final = ("gene", "shift", "lower", "upper")
-_VALUES: Final = frozenset({*_NEEDED, "prior_error", "set_error", "stratum"})
+_VALUES: Final = frozenset({
+    *_NEEDED, "prior_error", "set_error", "stratum", "supported", "collapsed",
+})  # fmt: skip
+_FLAGS: Final = (
+    ("supported", False, "out of support: do not rely on it"),
+    ("collapsed", True, "cells too much alike (mode collapse)"),
+)
 _UNIT = "log1p counts per 10,000"
 
 
@@ -33,7 +39,9 @@ def uncertainty(
     """Plot the intervals of the genes that are predicted to change most, one panel a condition.
 
     A dot is the predicted mean shift from control, the bar its interval. Filled dots are shifts
-    whose interval leaves out zero, open ones may be no change at all.
+    whose interval leaves out zero, open ones may be no change at all. Bars are dashed, and the
+    title says so, where the condition is out of support or the cells have collapsed: then the
+    intervals do not hold what they promise.
 
     Parameters
     ----------
@@ -74,17 +82,21 @@ def uncertainty(
     panels = make_panels(len(groups), ax, size=4.2)
     for panel, (names, own) in zip(panels, groups, strict=True):
         order = np.argsort(-own["shift"].abs().to_numpy(), kind="stable")[:n_genes]
-        _draw(panel, own.iloc[order])
-        panel.set_title(", ".join(str(name) for name in names), fontsize=10)
+        flags = [text for column, up, text in _FLAGS if column in own and (own[column] == up).all()]
+        _draw(panel, own.iloc[order], dashed=bool(flags))
+        panel.set_title("\n".join([", ".join(str(name) for name in names), *flags]), fontsize=10)
     finish(panels, show=show, save=save)
     return panels
 
 
-def _draw(panel: "Axes", table: pd.DataFrame) -> None:
+def _draw(panel: "Axes", table: pd.DataFrame, *, dashed: bool) -> None:
     places = np.arange(len(table))
     apart = ((table["lower"] > 0) | (table["upper"] < 0)).to_numpy()
     panel.axvline(0, color="0.6", lw=0.8, ls="--", zorder=1)
-    panel.hlines(places, table["lower"], table["upper"], color="0.55", lw=1.6, zorder=2)
+    panel.hlines(
+        places, table["lower"], table["upper"], color="0.55", lw=1.6, zorder=2,
+        ls=(0, (2, 1.5)) if dashed else "-",
+    )  # fmt: skip
     shift = table["shift"].to_numpy()
     for chosen, fill, label in (
         (apart, "#0b3c5d", "interval without zero"), (~apart, "white", "zero within"),

@@ -7,11 +7,12 @@ import scipy.sparse as sp
 from anndata import AnnData
 
 from perturbdiff._constants import UNS_KEY
-from perturbdiff._errors import ConfigError
+from perturbdiff._errors import ScaleError
 from perturbdiff._logging import logger
-from perturbdiff.data._checks import check_values, resolve_scale
+from perturbdiff.data._checks import check_values, declared_scale, resolve_scale
 from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
 from perturbdiff.data._matrix import gene_names, log1p_per_depth, read_matrix
+from perturbdiff.data._target import target_of
 
 
 def normalize(
@@ -45,21 +46,21 @@ def normalize(
     ExpressionError
         When the numbers are no counts; tells what else in the file is.
     ScaleError
-        When the file declares another scale, or holds a subset of the genes and no library sizes.
+        When the file declares another scale, was normalised before, or holds a subset of the
+        genes and no library sizes.
     GeneError
         When there are no genes, or one is there twice.
     ConfigError
         When it is no AnnData, or is backed and would be written to.
     """
     gene_names(adata)
-    if adata.isbacked:
-        if not copy:
-            raise ConfigError(
-                "copy", copy, rule="a backed AnnData is not written to; pass copy=True"
-            )
-        adata = adata.to_memory()
-    elif copy:
-        adata = adata.copy()
+    if layer is None and declared_scale(adata) == "log1p_cp10k":
+        msg = (
+            f"X is log1p of counts per 10,000 already, as uns[{UNS_KEY!r}]['scale'] says: there is "
+            "nothing to normalise. Where raw counts are kept in a layer, name it: layer='counts'."
+        )
+        raise ScaleError(msg)
+    adata = target_of(adata, copy=copy)
     resolve_scale(adata, "counts", layer)
     counts = read_matrix(adata, layer)
     check_values(counts, "counts", adata=adata, layer=layer)

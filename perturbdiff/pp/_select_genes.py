@@ -11,6 +11,7 @@ from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
 from perturbdiff.data._matrix import gene_names, read_matrix
 from perturbdiff.data._registry import Registry
 from perturbdiff.data._splits import Holdout
+from perturbdiff.data._target import target_of
 from perturbdiff.data._training_cells import training_cells
 
 
@@ -93,8 +94,7 @@ def select_genes(  # noqa: PLR0913 - the columns of from_anndata
         sizes = library_sizes(
             adata, matrix, registry.scale, key=None, measured=panel, rows=everyone
         )
-    if copy:
-        adata = adata.to_memory(copy=True) if adata.isbacked else adata.copy()
+    adata = target_of(adata, copy=copy)
     adata.var[key_added] = flags
     if sizes is not None:
         adata.obs[LIBRARY_SIZE] = sizes

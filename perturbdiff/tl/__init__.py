@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from perturbdiff.tl._score import score
     from perturbdiff.tl._score_constraints import score_constraints
     from perturbdiff.tl._summary import summarise_scores
+    from perturbdiff.tl._trajectory import trajectory
     from perturbdiff.tl._uncertainty import uncertainty
 
 _FROM = {
@@ -20,6 +21,7 @@ _FROM = {
     "score": "_score",
     "score_constraints": "_score_constraints",
     "summarise_scores": "_summary",
+    "trajectory": "_trajectory",
     "uncertainty": "_uncertainty",
 }
 
@@ -31,6 +33,7 @@ __all__ = [
     "score",
     "score_constraints",
     "summarise_scores",
+    "trajectory",
     "uncertainty",
 ]
 

@@ -8,6 +8,7 @@ from anndata import AnnData
 
 from perturbdiff._errors import ConfigError, UnknownKeyError
 from perturbdiff.config import DecodeConfig, SampleConfig
+from perturbdiff.tl._model import require_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,14 +94,14 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
         When ``adata`` is no AnnData, the model is none (the path of one, say), or a number of the
         question makes no sense.
     """
-    if isinstance(model, type) or not callable(getattr(model, "predict", None)):
-        rule = "is no model; a saved one is opened with perturbdiff.load"
-        raise ConfigError("model", model, rule=rule)
+    require_model(model)
     # Only what was asked for: not every predictor samples.
     asked: dict[str, Any] = {
         "doses": doses, "times": times, "sample": sample, "decode": decode, "decoding": decoding,
     }  # fmt: skip
-    if missing_genes != "refuse":
+    if missing_genes not in ("refuse", "infer"):
+        raise ConfigError("missing_genes", missing_genes, rule="must be 'refuse' or 'infer'")
+    if missing_genes == "infer":
         asked["missing_genes"] = missing_genes
     unconstrained = constraints is None or (isinstance(constraints, Sequence) and not constraints)
     if not unconstrained or enforce is not None:

@@ -7,6 +7,8 @@ from anndata import AnnData
 
 from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
+from perturbdiff.data._target import target_of
+from perturbdiff.tl._model import require_model
 
 if TYPE_CHECKING:
     from perturbdiff.guidance import Constraint
@@ -75,6 +77,7 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     UnknownLevelError, LabelError
         When a perturbation or context is unknown, or has no control cells.
     """
+    require_model(model)
     from perturbdiff.model._constrained import Wish  # noqa: PLC0415 - slow to import
     from perturbdiff.model._constrained_ranking import rank_by_wish  # noqa: PLC0415
 
@@ -93,6 +96,6 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
         sample=sample,
         at_once=at_once,
     )
-    place = adata.copy() if copy else adata
+    place = target_of(adata, copy=copy)
     place.uns[key_added] = table
     return place if copy else None

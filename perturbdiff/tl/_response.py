@@ -15,6 +15,7 @@ from perturbdiff._errors import ConfigError, LabelError, UnknownKeyError, counte
 from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._comparison import beside_controls
+from perturbdiff.data._target import target_of
 from perturbdiff.tl._labels import condition_labels
 
 VALUES: Final = (
@@ -73,7 +74,7 @@ def response(
     for name in table.columns[: table.columns.get_loc("rank")]:
         if table[name].dtype == object:
             table[name] = pd.Categorical(table[name])
-    target = pred.copy() if copy else pred
+    target = target_of(pred, copy=copy)
     target.uns[key_added] = table
     return target if copy else None
 

@@ -17,6 +17,7 @@ from perturbdiff._errors import MetricError
 from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
+from perturbdiff.data._target import target_of
 from perturbdiff.metrics import (
     CONDITION_METRICS,
     Projection,
@@ -114,7 +115,7 @@ def score(
     """
     seed = whole_number("seed", seed, least=0)
     table = _table(compare(pred, reference), str(pred.uns[UNS_KEY].get("model", "model")), seed)
-    target = pred.copy() if copy else pred
+    target = target_of(pred, copy=copy)
     target.uns[key_added] = table
     return target if copy else None
 

@@ -6,6 +6,7 @@ from anndata import AnnData
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
 from perturbdiff.data._comparison import compare
+from perturbdiff.data._target import target_of
 from perturbdiff.metrics import Projection, energy_distance
 
 _N_AXES = 30
@@ -50,7 +51,7 @@ def score_constraints(pred: AnnData, *, reference: AnnData, copy: bool = False) 
         )
         for condition in comparison.conditions
     }
-    target = pred.copy() if copy else pred
+    target = target_of(pred, copy=copy)
     table = target.uns[UNS_KEY]["constraints"].copy()
     names = table["condition"].astype(str)
     table["energy_distance_to_truth"] = np.array([distances[name] for name in names])

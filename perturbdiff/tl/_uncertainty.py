@@ -11,11 +11,17 @@ from anndata import AnnData
 from jaxtyping import Float, Int
 from scipy.special import ndtri
 
-from perturbdiff._errors import ConfigError, MetricError
-from perturbdiff.data import Cells
+from perturbdiff._constants import UNS_KEY
+from perturbdiff._errors import ConfigError, MetricError, listed
+from perturbdiff._logging import logger
+from perturbdiff.data import Cells, Condition
 from perturbdiff.data._comparison import beside_controls
+from perturbdiff.data._target import target_of
 from perturbdiff.prior import EffectPrior
+from perturbdiff.prior._summary import moments
+from perturbdiff.tl._flags import Flags, Population
 from perturbdiff.tl._labels import condition_labels
+from perturbdiff.tl._model import require_model
 
 if TYPE_CHECKING:
     from perturbdiff.model._predictor import Predictor
@@ -25,7 +31,12 @@ _LEVELS: Final = (1 / 3, 2 / 3)
 """Quantiles of the control level between strata."""
 _SIZES: Final = (0.5, 0.8, 0.9, 0.97)
 """Quantiles of the size of the predicted shift: few genes change, and errors grow with it."""
-_VALUES: Final = ("gene", "shift", "lower", "upper", "prior_error", "set_error", "stratum")
+_TAKEN: Final = frozenset({
+    "gene", "shift", "lower", "upper", "prior_error", "set_error", "stratum", "supported",
+    "collapsed", "reason", "spread", "spread_limit", "spread_false_alarms",
+    *(f"{what}_{value}" for what in ("context", "perturbation")
+      for value in ("distance", "limit", "false_alarms")),
+})  # fmt: skip
 
 
 def uncertainty(
@@ -47,6 +58,15 @@ def uncertainty(
     over predicted sets is added in quadrature. The intervals speak of conditions like those learnt
     from: they hold on average over genes and conditions, not for a context unlike all others.
 
+    So two flags stand beside them, whose limits come from the training conditions, each left out in
+    turn: what no training condition is beyond, with a chance of 1 % that the next one of the same
+    kind is. *Out of support* are contexts whose control cells are farther from those of every
+    context learnt from than these are from each other (distance of means over the spread of single
+    cells); perturbations whose features are likewise, or of a kind that could not be left out;
+    doses and times beyond those learnt from. *Collapsed* are predicted cells that differ less than
+    treated cells did in any training condition, against the control cells of their context (median
+    over genes of the ratio of variances).
+
     Parameters
     ----------
     pred
@@ -67,49 +87,89 @@ def uncertainty(
     The new AnnData with ``copy=True``, else None. Sets ``uns[key_added]``: one row per condition
     and gene. Columns: the labels by their names in ``obs``, ``gene``, ``shift``, ``lower``,
     ``upper``, ``prior_error`` and ``set_error`` (half-widths that each alone would give), all in
-    log1p of counts per 10,000, and ``stratum``.
+    log1p of counts per 10,000, ``stratum``, and the flags ``supported`` and ``collapsed`` of the
+    condition. Sets ``uns[key_added + "_flags"]``: one row per condition, with the labels, both
+    flags, the ``reason`` why it is not supported, and for each of ``context``, ``perturbation``
+    and ``spread`` what was measured, the limit, and the share of training conditions that are
+    beyond the limit that the others give (``context_distance``, ``context_limit``,
+    ``context_false_alarms`` and so on; NaN where there are too few to tell). Conditions that are
+    flagged are logged, once a call.
 
     Raises
     ------
     MetricError
         With fewer than 5 training conditions, whose errors say too little.
     ConfigError
-        When ``level`` is not between 0.5 and 1, or the model has no effect prior or other genes.
+        When ``level`` is not between 0.5 and 1, or the model is none, has no effect prior or other
+        genes.
     UnknownKeyError, LabelError, GeneError, ExpressionError, ScaleError
         As in :func:`~perturbdiff.tl.response`.
     """
     if not 0.5 <= level < 1:
         raise ConfigError("level", level, rule="must be at least 0.5 and below 1")
+    require_model(model)
     prior = _prior_of(model)
     registry, cells, controls = beside_controls(pred, reference)
-    genes = model.registry.genes
-    if not set(registry.genes) <= set(genes):
-        raise ConfigError("model", len(genes), rule="works on other genes than the prediction")
+    place = {name: number for number, name in enumerate(model.registry.genes)}
+    if not set(registry.genes) <= set(place):
+        raise ConfigError("model", len(place), rule="works on other genes than the prediction")
     widths = _Widths(prior, level=level)
+    flags = Flags(prior, np.array([place[name] for name in registry.genes], dtype=np.int64))
     rows, unperturbed = cells.conditions(), controls.controls()
-    sets = _sets(pred, cells)
-    parts = []
+    sets, beyond = _sets(pred, cells), _beyond(pred)
+    parts, judged = [], []
     for condition, own in rows.items():
-        control = _mean(controls, unperturbed[condition.context])
-        shift = _mean(cells, own) - control
-        stratum = widths.stratum(control, shift)
+        control = _population(controls, unperturbed[condition.context])
+        made = _population(cells, own)
+        base = _mean(controls, unperturbed[condition.context])
+        shift = _mean(cells, own) - base
+        stratum = widths.stratum(base, shift)
         prior_error = widths.half(stratum)
         set_error = float(ndtri(0.5 + level / 2)) * _error_of_sets(cells, own, sets)
         half = np.hypot(prior_error, set_error)
+        found = flags.judge(condition, made, control, beyond=beyond.get(condition.name, ""))
         labels = condition_labels(registry, condition)
-        taken = {f"obs_{key}" if key in _VALUES else key: text for key, text in labels.items()}
+        taken = {f"obs_{k}" if k in _TAKEN else k: text for k, text in labels.items()}
+        judged.append({**taken, **found})
         parts.append(
             pd.DataFrame({
                 **taken, "gene": list(registry.genes), "shift": shift, "lower": shift - half,
                 "upper": shift + half, "prior_error": prior_error, "set_error": set_error,
-                "stratum": stratum,
+                "stratum": stratum, "supported": found["supported"],
+                "collapsed": found["collapsed"],
             })
         )  # fmt: skip
-    table = pd.concat(parts, ignore_index=True)
-    table.index = table.index.astype(str)
-    target = pred.copy() if copy else pred
-    target.uns[key_added] = table
+    _warn(list(rows), judged)
+    target = target_of(pred, copy=copy)
+    target.uns[key_added] = _with_text_index(pd.concat(parts, ignore_index=True))
+    target.uns[f"{key_added}_flags"] = _with_text_index(pd.DataFrame(judged))
     return target if copy else None
+
+
+def _with_text_index(table: pd.DataFrame) -> pd.DataFrame:
+    table.index = table.index.astype(str)
+    return table
+
+
+def _beyond(pred: AnnData) -> dict[str, str]:
+    """Why doses and times were not learnt from, by condition."""
+    notes = pred.uns[UNS_KEY].get("support", {})
+    names, reasons = (list(notes.get(key, ())) for key in ("conditions", "reason"))
+    return {str(name): str(reason) for name, reason in zip(names, reasons, strict=True)}
+
+
+def _warn(conditions: list[Condition], judged: list[dict[str, Any]]) -> None:
+    """One line for each kind of flag that is up."""
+    pairs = list(zip(conditions, judged, strict=True))
+    if far := [f"{c} ({found['reason']})" for c, found in pairs if not found["supported"]]:
+        logger.warning("unlike what was learnt from, so do not rely on: %s", listed(far))
+    if narrow := [
+        f"{c} ({found['spread']:.2f} times as widely as control cells, not below "
+        f"{found['spread_limit']:.2f} in training)"
+        for c, found in pairs
+        if found["collapsed"]
+    ]:
+        logger.warning("predicted cells are too much alike (mode collapse): %s", listed(narrow))
 
 
 def _prior_of(model: "Predictor") -> EffectPrior:
@@ -169,6 +229,11 @@ class _Widths:
     def half(self, stratum: Int[np.ndarray, " genes"]) -> Float[np.ndarray, " genes"]:
         """Half-width of each gene by its stratum."""
         return np.asarray(self._half[stratum])
+
+
+def _population(cells: Cells, rows: Int[np.ndarray, " rows"]) -> Population:
+    mean, var = moments(cells.log1p[rows])
+    return Population(mean, var, len(rows))
 
 
 def _mean(cells: Cells, rows: Int[np.ndarray, " rows"]) -> Float[np.ndarray, " genes"]:

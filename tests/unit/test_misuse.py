@@ -49,6 +49,22 @@ CASES = {
     "no contexts": ("model.predict(adata, **ask, contexts=[])", "contexts = []"),
     "a context of nothing": ("model.predict(adata, **ask, contexts=[{}])", "'cell_type': ..."),
     "contexts without names": ("model.predict(adata, **ask, contexts=['NK'])", "'cell_type': ..."),
+    "two levels in one context": (
+        "model.predict(adata, **ask, contexts=[{'cell_type': ['NK', 'B']}])",
+        "list a context each: [{'cell_type': 'NK'}, {'cell_type': 'B'}]",
+    ),
+    "nothing to do about genes": (
+        "ptd.tl.predict(adata, model, **ask, missing_genes=None)",
+        "missing_genes = None: must be 'refuse' or 'infer'",
+    ),
+    "a path of a model to rank with": (
+        "ptd.tl.rank_perturbations(adata, 'bundle', target=[ptd.AtLeast('G1', 1)])",
+        "model = 'bundle': is no model",
+    ),
+    "a truth value for a file": (
+        "ptd.pl.response(pred, reference=adata, save=True)",
+        "must be the name of a file",
+    ),
     "part of a cell": (
         "model.predict(adata, **ask, n_cells=1.5)",
         "n_cells = 1.5: must be a whole",

@@ -216,6 +216,11 @@ def test_tools_take_baselines_for_models(simulated_cells):
     assert "mean_shift" in set(pred.uns["score"]["method"])
 
 
+def test_a_baseline_has_no_network_in_another_precision(simulated_cells):
+    with pytest.raises(ConfigError, match="a MeanShift has no such network"):
+        fitted(ptd.MeanShift, simulated_cells).in_precision("bfloat16")
+
+
 # Cells from a mean
 
 

@@ -12,6 +12,7 @@ import perturbdiff as ptd
 from perturbdiff._errors import ConfigError, UnknownKeyError
 from perturbdiff.pl._embedding import STYLES
 from perturbdiff.pl._labels import name_points
+from perturbdiff.pl._panels import check_save
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,12 @@ def test_embedding_spreads_real_cells_along_its_first_axis(pred, simulated_cells
     assert np.cov(real.T)[0, 1] == pytest.approx(0, abs=1e-9)
     with pytest.raises(UnknownKeyError, match="effect_prior"):
         ptd.pl.embedding(pred, reference=simulated_cells, baseline="effect_prio")
+
+
+def test_a_file_has_a_name():
+    for save in (True, 3):
+        with pytest.raises(ConfigError, match="must be the name of a file"):
+            check_save(save)
 
 
 def test_names_do_not_cover_each_other():

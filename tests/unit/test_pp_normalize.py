@@ -79,8 +79,10 @@ def test_counts_from_a_layer_over_a_named_library_size(toy):
 def test_twice_is_refused(toy):
     adata = toy()
     pp.normalize(adata)
-    with pytest.raises(ScaleError, match="declares 'log1p_cp10k'"):
+    before = adata.X.toarray()
+    with pytest.raises(ScaleError, match=r"already.*nothing to normalise.*layer='counts'"):
         pp.normalize(adata)
+    assert (adata.X.toarray() == before).all()
 
 
 def test_what_is_no_counts_is_refused_and_nothing_is_written(toy):

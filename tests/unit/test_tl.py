@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 import perturbdiff as ptd
 from perturbdiff._errors import (
     ConfigError,
+    ExpressionError,
     GeneError,
     GeneOverlapError,
     LabelError,
@@ -313,6 +314,14 @@ def test_one_true_cell_leaves_scores_undefined_with_reasons(pred, simulated_cell
     assert np.isnan(lonely["energy_distance"])
     assert "energy_distance" in lonely["undefined"]
     assert row(scored, CEILING, "measured")["undefined"]
+
+
+def test_values_that_are_no_numbers_are_refused_before_they_are_drawn(pred, simulated_cells):
+    spoilt = pred.copy()
+    spoilt.X.data[:3] = np.nan
+    for call in (ptd.pl.embedding, ptd.pl.response, ptd.tl.score, ptd.tl.response):
+        with pytest.raises(ExpressionError, match="3 values that are NaN or infinite"):
+            call(spoilt, reference=simulated_cells)
 
 
 def test_a_number_of_panels_that_does_not_fit_is_refused(pred, simulated_cells):

@@ -108,5 +108,7 @@ def test_what_has_no_interval_is_refused(world, answers):
     other = ptd.EffectPrior.from_anndata(world, **KEYS).fit(world, n_top_genes=10)
     with pytest.raises(ConfigError, match="other genes"):
         ptd.tl.uncertainty(pred, other, reference=world)
+    with pytest.raises(ConfigError, match=r"'bundle': is no model.*perturbdiff\.load"):
+        ptd.tl.uncertainty(pred, "bundle", reference=world)
     with pytest.raises(ConfigError, match="level"):
         ptd.tl.uncertainty(pred, few, reference=world, level=1.0)
