@@ -108,7 +108,6 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=HERE / "reports" / "inference.md")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    torch.set_float32_matmul_precision("medium")
     made_with = environment()  # before the clone has anything new in it
     sections: dict[str, Any] = {}
     made: dict[str, Any] = {}

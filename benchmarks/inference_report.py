@@ -20,7 +20,8 @@ def told(report: Mapping[str, Any], figure: str | None) -> str:
         "## How it was measured",
         "",
         f"{made['cpu']}, {made['n_cpus']} cores, GPU: {made['gpu']}; torch "
-        f"{made['packages']['torch']}, float32 precision `medium`. Networks run on "
+        f"{made['packages']['torch']}, float32 products `highest`, the default, unless said. "
+        "Networks run on "
         f"{settings['accelerator']}, cells are {settings['cells']}. Networks have the true shape "
         "and their first weights, which change no time; the sibling says one gene a call.",
         "",

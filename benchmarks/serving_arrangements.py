@@ -35,7 +35,6 @@ class RequestAtATime(litserve.LitAPI):
     def setup(self, device: str) -> None:
         """Load the model; called once in each worker."""
         torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision("medium")
         self.model = ptd.load(self.bundle, device=device)
         self.model.fitted.plans.size = PLANS
 

@@ -21,7 +21,7 @@ from perturbdiff.config import DecodeConfig, NetworkConfig, SampleConfig
 from perturbdiff.data import Condition
 from perturbdiff.diffusion import Preconditioned
 from perturbdiff.model._latent import Vocabulary
-from perturbdiff.model._questions import Controls, partner_rows, shown_controls
+from perturbdiff.model._questions import EVERY, Controls, partner_rows, shown_controls
 from perturbdiff.model._response import PlanCache, ResponseCells, ResponsePlan, solve_response
 from perturbdiff.model._sampling import LatentSampler, LatentTask, Sampler
 from perturbdiff.nn import ExpressionCodec, SetDenoiser
@@ -40,7 +40,7 @@ from perturbdiff.prior import (
 from perturbdiff.prior._dispersion import ResponseDispersion, condition_shares
 
 PILOT_CELLS = 512
-CELLS_AT_ONCE = 1024  # that are ever held as a dense matrix while counts are drawn
+AT_ONCE = 250_000  # numbers of a dense matrix, [cells, genes], while counts are solved or drawn
 
 Drawn = tuple[sp.csr_array, np.ndarray]  # counts [cells, genes], library sizes [cells]
 
@@ -185,29 +185,43 @@ class Responding:
             digest=controls.digest,
         )
 
-    def cells(self, recipe: Recipe, latent: Tensor, *, first: int = 0) -> ResponseCells:
+    def cells(
+        self, recipe: Recipe, latent: Tensor, *, first: int = 0, genes: slice = EVERY
+    ) -> ResponseCells:
         """Sets of a recipe from number ``first`` on, ready to be turned into counts."""
         task, controls = recipe.task, recipe.controls
         keys = task.keys(range(first, first + len(latent)), recipe.config, recipe.seed).flatten()
         rows = task.partners[first * recipe.config.set_size :][: len(keys)]
         return ResponseCells.make(
-            self.codec.deviation(latent.flatten(0, 1)).double().cpu(),
-            controls.counts(rows),
+            self.codec.deviation(latent.flatten(0, 1), genes).double().cpu(),
+            controls.counts(rows, genes),
             controls.library_size(rows),
             keys=keys,
-            lanes=self.lanes,
+            lanes=self.lanes[genes],
         )
 
     def solve(self, recipe: Recipe, pilot: Tensor) -> tuple[Tensor, ResponsePlan]:
-        """The pilot itself, and the plan under which its mean is the target."""
-        target = recipe.target
-        plan = solve_response(
-            self.cells(recipe, pilot),
-            target=torch.from_numpy(target.mean),
-            dispersion=torch.from_numpy(target.dispersion),
-            dependence=torch.full((len(target.mean),), self.dependence, dtype=torch.float64),
+        """The pilot itself, and the plan under which its mean is the target.
+
+        Some genes after others: a gene's plan depends on nothing else, and what few genes need
+        stays in a core's cache and in memory that the process has already.
+        """
+        target, dispersion = (
+            torch.from_numpy(x) for x in (recipe.target.mean, recipe.target.dispersion)
         )
-        return pilot, plan
+        dependence = torch.full_like(target, self.dependence)
+        each, parts = _even(len(target), most=AT_ONCE // pilot[..., 0].numel()), []
+        for start in range(0, len(target), each):
+            genes = slice(start, start + each)
+            parts.append(
+                solve_response(
+                    self.cells(recipe, pilot, genes=genes),
+                    target=target[genes],
+                    dispersion=dispersion[genes],
+                    dependence=dependence[genes],
+                )
+            )
+        return pilot, ResponsePlan.of_parts(parts)
 
     def draw(self, recipe: Recipe, latent: Tensor, plan: ResponsePlan, *, first: int = 0) -> Drawn:
         """Counts and library sizes of sets of a recipe, from number ``first`` on."""
@@ -219,13 +233,19 @@ class Responding:
         self, recipe: Recipe, latent: Tensor, plan: ResponsePlan, *, n_cells: int
     ) -> Drawn:
         """The first cells, block after block, so that few of them are ever dense."""
-        each = max(CELLS_AT_ONCE // recipe.config.set_size, 1)
+        each = _even(len(latent), most=AT_ONCE // (recipe.config.set_size * len(self.mean)))
         blocks = [
             self.draw(recipe, latent[start : start + each], plan, first=start)
             for start in range(0, len(latent), each)
         ]
         counts = sp.csr_array(sp.vstack([counts for counts, _ in blocks], format="csr"))
         return counts[:n_cells], np.concatenate([size for _, size in blocks])[:n_cells]
+
+
+def _even(count: int, *, most: int) -> int:
+    """Size of blocks that are about equal, of at most so many, and at least 1."""
+    n_blocks = -(-count // max(most, 1))
+    return max(-(-count // max(n_blocks, 1)), 1)
 
 
 def as_drawn(counts: Tensor, library_size: Tensor) -> Drawn:

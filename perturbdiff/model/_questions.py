@@ -18,6 +18,7 @@ from perturbdiff.model._panel import Panel
 from perturbdiff.model._training_data import question_of
 from perturbdiff.prior import ContextSummary, PriorQuestion, summarise_context
 
+EVERY = slice(None)
 _PARTNER = 1 << 22  # step of uniform numbers
 
 
@@ -49,10 +50,13 @@ class Controls:
         values = torch.from_numpy(np.asarray(self.cells.log1p @ weights))
         return (values - values.mean(0)).float()
 
-    def counts(self, rows: Int[Tensor, " cells"]) -> Int[Tensor, "cells genes"]:
+    def counts(
+        self, rows: Int[Tensor, " cells"], genes: slice = EVERY
+    ) -> Int[Tensor, "cells genes"]:
         """Counts of some of the cells, dense."""
         assert self.cells.counts is not None  # asked for only where counts can be drawn
-        return torch.from_numpy(self.cells.counts[rows.numpy()].toarray().astype(np.int64))
+        some = self.cells.counts[rows.numpy()][:, genes]
+        return torch.from_numpy(some.toarray().astype(np.int64))
 
     def library_size(self, rows: Int[Tensor, " cells"]) -> Float[Tensor, " cells"]:
         """Counts of each cell over all measured genes."""

@@ -4,6 +4,7 @@ N cells, G genes.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -69,6 +70,25 @@ class ResponsePlan:
     dependence: Float[Tensor, " genes"]
     transport: TransportPlan
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[Self]) -> Self:
+        """The plan of all genes from those of some after others."""
+
+        def joined(pick: Callable[[Self], Tensor]) -> Tensor:
+            return torch.cat([pick(part) for part in parts])
+
+        return cls(
+            centre=joined(lambda part: part.centre),
+            spread=joined(lambda part: part.spread),
+            factors=ResponseFactors(joined(lambda part: part.factors.dispersion)),
+            dependence=joined(lambda part: part.dependence),
+            transport=TransportPlan(
+                adds=joined(lambda part: part.transport.adds),
+                scale=joined(lambda part: part.transport.scale),
+                dispersion=joined(lambda part: part.transport.dispersion),
+            ),
+        )
+
     def log_factor(self, cells: ResponseCells) -> Float[Tensor, "cells genes"]:
         """Log of what each cell's rate is multiplied by."""
         standard = (cells.deviation - self.centre) / self.spread
@@ -119,7 +139,7 @@ def solve_response(
     A plan under which the mean of the pilot's expected log1p values is the target.
     """
     spread = pilot.deviation.std(0, correction=0)
-    flat = spread <= _FLAT * spread.max()
+    flat = spread <= _FLAT * pilot.deviation.abs().amax(0)
     plan = ResponsePlan(
         centre=pilot.deviation.mean(0),
         spread=torch.where(flat, 1.0, spread),

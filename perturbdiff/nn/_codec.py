@@ -75,9 +75,11 @@ class ExpressionCodec(nn.Module):
         """Treated cells along the response axes; arguments as in :meth:`cells`."""
         return (log1p - centre) @ _of_present(self.encoder, present)
 
-    def deviation(self, x0: Float[Tensor, "*cells latent"]) -> Float[Tensor, "*cells genes"]:
-        """What a latent value says of each gene, up to the gene's scale."""
-        return x0 @ self.decoder.mT
+    def deviation(
+        self, x0: Float[Tensor, "*cells latent"], genes: slice = slice(None)
+    ) -> Float[Tensor, "*cells genes"]:
+        """What a latent value says of some of the genes, up to a scale for each gene."""
+        return x0 @ self.decoder[genes].mT
 
 
 def _of_present(weights: Tensor, present: Tensor | None) -> Tensor:

@@ -52,9 +52,19 @@ def _binomial(uniform_E: Tensor, trials_E: Tensor, share_E: Tensor) -> Int[Tenso
 
 
 def _negative_binomial(
-    uniform_E: Tensor, mean_E: Tensor, dispersion_E: Tensor
-) -> Int[Tensor, " entries"]:
-    """Negative binomial; Poisson where the dispersion is zero."""
+    uniform_NG: Tensor, mean_NG: Tensor, dispersion_G: Tensor
+) -> Int[Tensor, "cells genes"]:
+    """Negative binomial; Poisson where the dispersion is zero. Most are 0, and seen at once."""
+    spread = torch.where(dispersion_G > 0, dispersion_G, 1.0)
+    mixed = torch.log1p(spread * mean_NG) / spread
+    none = torch.exp(-torch.where(dispersion_G > 0, mixed, mean_NG))
+    some = (uniform_NG > none).nonzero(as_tuple=True)
+    out = torch.zeros_like(uniform_NG, dtype=torch.int64)
+    out[some] = _some(uniform_NG[some], mean_NG[some], dispersion_G[some[1]])
+    return out
+
+
+def _some(uniform_E: Tensor, mean_E: Tensor, dispersion_E: Tensor) -> Int[Tensor, " entries"]:
     log_mean = mean_E.clamp_min(1e-300).log()
     poisson = dispersion_E <= 0
     shape = 1 / torch.where(poisson, 1.0, dispersion_E)
@@ -107,7 +117,5 @@ def draw_counts(
 
     up = plan.adds.nonzero()[:, 0]
     mean = scale[up] * size_N[:, None] * (1.0 if lift_NG is None else lift_NG[:, up])
-    spread = plan.dispersion.double()[up].expand_as(mean)
-    added = _negative_binomial(uniform[:, up].flatten(), mean.flatten(), spread.flatten())
-    out[:, up] += added.view_as(mean)
+    out[:, up] += _negative_binomial(uniform[:, up], mean, plan.dispersion.double()[up])
     return out

@@ -48,10 +48,10 @@ class ResponseFactors:
     def log(self, score: Float[Tensor, "cells genes"]) -> Float[Tensor, "cells genes"]:
         """Log of the factor at each score; differentiable, linear between nodes."""
         place = (score.clamp(-_REACH, _REACH) + _REACH) * ((_NODES - 1) / (2 * _REACH))
-        left = place.detach().floor().clamp(0, _NODES - 2).long()
+        left = place.detach().long().clamp_max(_NODES - 2)
         gene = torch.arange(score.shape[-1], device=score.device)
-        low, high = self.table[gene, left], self.table[gene, left + 1]
-        return low + (place - left) * (high - low)
+        at = left + gene * _NODES
+        return torch.lerp(self.table.take(at), self.table.take(at + 1), place - left)
 
 
 @cache

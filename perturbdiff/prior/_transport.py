@@ -3,17 +3,12 @@
 A gene that goes down is thinned, ``y ~ Binomial(n, min(1, a exp(w)))``; one that goes up is added
 to, ``y = n + NegBin(mean = a s exp(w), dispersion)``, a Poisson draw where the dispersion is 0.
 Here n is the count of a control cell, s its library size in units of 10,000, w the cell's own
-log-rate deviation and a one number per gene. The expected value of ``log1p(y / s)`` is exact up to
-quadrature, with no random draw:
+log-rate deviation and a one number per gene. The expected value of ``log1p(y / s)`` is known
+without a random draw, and concave in a, so that Newton's method climbs to the solution from below
+without ever passing it, after its first step. It starts from the solution for expected counts,
+which is simpler, put right by the variance of the counts (the second order of Jensen's inequality).
 
-    E log(1 + y/s) = ∫ (1 - E exp(-t y/s)) exp(-t) / t dt,
-
-and the generating functions of all three distributions are known. It is concave in a, so that
-Newton's method climbs to the solution from below without ever passing it, after its first step. It
-starts from the solution for expected counts, which needs no integral, put right by the variance of
-the counts (the second order of Jensen's inequality).
-
-N cells, G genes, E entries that are not zero, Q nodes.
+N cells, G genes, E entries that are not zero.
 """
 
 from collections.abc import Callable
@@ -24,11 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from perturbdiff._constants import DEPTH
+from perturbdiff.prior._expectations import CHUNK, Pair, added, thinned
 
-_STEP = 0.6
-_FIRST = -14.0
-_N_NODES = 30
-_CHUNK = 250_000  # elements of the largest work array, so that it stays in a core's own cache
 _MOST_STEPS = 60
 _CLOSE = 5e-4  # of the target, before a step after which 1e-7 is left, since steps square it
 _LEAST = 1e-9
@@ -44,56 +36,9 @@ class TransportPlan:
     dispersion: Float[Tensor, " genes"]
 
 
-def _nodes(like: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Nodes t, weights of the trapezium rule in log t, and the weight of the mean for t → 0."""
-    log_t = _FIRST + _STEP * torch.arange(_N_NODES, dtype=like.dtype, device=like.device)
-    t = log_t.exp()
-    return t, _STEP * (-t).exp(), float(_STEP * t[0] / (torch.e**_STEP - 1))
-
-
-def _thinned(
-    counts_E: Tensor, size_E: Tensor, keep_E: Tensor
-) -> tuple[Float[Tensor, " entries"], Float[Tensor, " entries"]]:
-    """Expected log1p after thinning, and its derivative in the share that is kept."""
-    t, weight, tail = _nodes(size_E)
-    miss = -torch.expm1(-t / size_E[:, None])
-    left = 1 - keep_E[:, None] * miss
-    power = left.clamp_min(1e-300 if left.dtype == torch.float64 else 1e-30).log()
-    power = (counts_E[:, None] * power).exp()
-    slope = counts_E[:, None] * miss * power / left.clamp_min(1e-12)
-    mean = counts_E / size_E
-    return (1 - power) @ weight + tail * keep_E * mean, slope @ weight + tail * mean
-
-
-def _added(
-    counts_NG: Tensor, size_N: Tensor, rate_NG: Tensor, *, dispersion_G: Tensor
-) -> tuple[Float[Tensor, "cells genes"], Float[Tensor, "cells genes"]]:
-    """Expected log1p after addition, and its derivative in the rate."""
-    t, weight, tail = _nodes(size_N)
-    fall_NQ = t / size_N[:, None]
-    miss_NQ = -torch.expm1(-fall_NQ)
-    both_NQ2 = torch.stack([weight.expand_as(miss_NQ), weight * miss_NQ], dim=-1)
-    if bool((dispersion_G > 0).any()):
-        spread = dispersion_G[:, None]
-        thrown = rate_NG[..., None] * miss_NQ[:, None]
-        mixed = torch.log1p(spread * thrown) / torch.where(spread > 0, spread, 1.0)
-        exponent = torch.where(spread > 0, mixed, thrown) + counts_NG[..., None] * fall_NQ[:, None]
-        power = (-exponent).exp()
-        zero, first = power @ weight, (power / (1 + spread * thrown)) @ both_NQ2[..., 1:]
-        first = first[..., 0]
-    else:
-        # Poisson: two matrix products around one exponential, which is what the time goes to.
-        exponent = torch.stack([rate_NG, counts_NG], dim=-1) @ torch.stack(
-            [miss_NQ, fall_NQ], dim=1
-        )
-        zero, first = (exponent.neg_().exp_() @ both_NQ2).unbind(-1)
-    mean = (counts_NG + rate_NG) / size_N[:, None]
-    return weight.sum() - zero + tail * mean, first + tail / size_N[:, None]
-
-
 def _width(n_cells: int) -> int:
     """Genes that fit into one work array."""
-    return max(1, _CHUNK // (_N_NODES * max(n_cells, 1)))
+    return max(1, CHUNK // max(n_cells, 1))
 
 
 def _sizes(library_size_N: Tensor, counts_NG: Tensor) -> Tensor:
@@ -101,7 +46,6 @@ def _sizes(library_size_N: Tensor, counts_NG: Tensor) -> Tensor:
     return library_size_N.to(counts_NG.device, dtype) / DEPTH
 
 
-Pair = tuple[Tensor, Tensor]
 Value = Callable[[Tensor], Pair]
 
 
@@ -145,10 +89,7 @@ def _solve_thinning(
         return share * (1 - share) * entries / level.square() / 2, entries / level
 
     def exact(share: Tensor) -> Pair:
-        width = _CHUNK // _N_NODES
-        parts = zip(*(torch.split(x, width) for x in (entries, size, share)), strict=True)
-        done = [_thinned(*part) for part in parts]
-        return torch.cat([x for x, _ in done]), torch.cat([x for _, x in done])
+        return thinned(entries, size, share)
 
     if not len(entries):
         return torch.ones_like(target_G)
@@ -170,7 +111,7 @@ def _solve_addition(
         return (level / size).log().mean(0), (lift_NG / level).mean(0)
 
     def exact(scale_G: Tensor) -> Pair:
-        expected, change = _added(counts, size_N, scale_G * lift_NG, dispersion_G=spread_G)
+        expected, change = added(counts, size_N, scale_G * lift_NG, dispersion_G=spread_G)
         return expected.mean(0), (change * lift_NG).mean(0)
 
     start = torch.zeros_like(target_G)
@@ -247,13 +188,11 @@ def expected_log1p(
     if deviation_NG is not None:
         lift = lift * deviation_NG.to(size_N).exp()
     row, gene = (counts_NG * ~plan.adds).nonzero(as_tuple=True)
-    width = _CHUNK // _N_NODES
     entries = counts_NG[row, gene].to(size_N), size_N[row], lift[row, gene].clamp_max(1.0)
-    parts = zip(*(torch.split(x, width) for x in entries), strict=True)
-    kept = torch.cat([_thinned(*part)[0] for part in parts])
+    kept, _ = thinned(*entries)
     out = torch.zeros_like(lift).index_put((row, gene), kept)
     for part in torch.split(plan.adds.nonzero()[:, 0], _width(len(size_N))):
         rate, counts = lift[:, part] * size_N[:, None], counts_NG[:, part].to(size_N)
-        added, _ = _added(counts, size_N, rate, dispersion_G=plan.dispersion[part].to(size_N))
-        out = out.index_copy(1, part, added)
+        made, _ = added(counts, size_N, rate, dispersion_G=plan.dispersion[part].to(size_N))
+        out = out.index_copy(1, part, made)
     return out

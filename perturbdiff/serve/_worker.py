@@ -54,7 +54,8 @@ class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server drains, then ends us
             sys.setswitchinterval(1e-3)  # the denoising thread needs its turn
             torch.set_num_threads(self.config.threads)
-            torch.set_float32_matmul_precision("medium")
+            if device.startswith("cuda"):
+                torch.set_float32_matmul_precision("high")
         model = load(self.bundle, device=device)
         self.service = Service(model, self.config, meters=WorkerMeters())
         if self.config.cost_model:
@@ -107,7 +108,8 @@ class StepLoop(LitLoop):  # type: ignore[misc]
         taking = partial(
             self._take, service, request_queue, queues, mail, worker_id, board.n_workers
         )
-        Thread(target=taking, name="intake", daemon=True).start()
+        intake = Thread(target=taking, name="intake", daemon=True)
+        intake.start()
         while not mail.broken and not self.closed and os.getppid() == parent:
             for number in board.cancelled(seen):
                 service.cancel(str(number))
@@ -115,7 +117,9 @@ class StepLoop(LitLoop):  # type: ignore[misc]
             for reply in service.turn(_IDLE_S):
                 mail.send(reply)
             board.work(worker_id, running=len(service.jobs), backlog_s=service.backlog_s)
+        self.closed = True  # a request that is taken by nobody is sent to the next worker
         service.close()
+        intake.join()
         raise SystemExit
 
     closed = False

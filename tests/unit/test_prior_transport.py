@@ -15,6 +15,7 @@ from perturbdiff.prior import (
     optimal_partners,
     solve_transport,
 )
+from perturbdiff.prior._expectations import added, thinned
 
 N_CELLS, N_GENES = 24, 9
 
@@ -87,7 +88,7 @@ def test_thinning_is_the_expectation_under_the_binomial(n, share):
 
 
 @pytest.mark.parametrize("n", [0, 5])
-@pytest.mark.parametrize("rate", [0.01, 2.0, 300.0])
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.2999, 0.3001, 2.0, 300.0])
 @pytest.mark.parametrize("dispersion", [0.0, 0.5])
 def test_addition_is_the_expectation_under_its_distribution(n, rate, dispersion):
     size = 0.21
@@ -103,6 +104,38 @@ def test_addition_is_the_expectation_under_its_distribution(n, rate, dispersion)
         plan_of(adds=True, scale=rate / size, dispersion=dispersion),
     )  # fmt: skip
     assert float(found) == pytest.approx(expected, abs=5e-6)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+@pytest.mark.parametrize("rate", [1e-5, 0.02, 0.2999])
+def test_low_rates_are_summed_to_the_last_digits(n, rate):
+    size = torch.tensor([0.21], dtype=torch.float64)
+    k = np.arange(60)
+    mass, value = poisson.pmf(k, rate), np.log1p((n + k) / 0.21)
+    more = np.log1p((n + k + 1) / 0.21)  # d/dλ E f(K) = E [f(K + 1) - f(K)]
+    found, slope = added(
+        torch.tensor([[n]]).double(), size, torch.tensor([[rate]], dtype=torch.float64),
+        dispersion_G=torch.zeros(1, dtype=torch.float64),
+    )  # fmt: skip
+    assert float(found) == pytest.approx((mass * value).sum(), abs=1e-9)
+    assert float(slope) == pytest.approx((mass * (more - value)).sum(), abs=1e-9)
+
+
+@pytest.mark.parametrize("dispersion", [0.0, 0.5])
+def test_slopes_are_the_derivatives(dispersion):
+    counts, library, _ = cells()
+    size = library.double() / 1e4
+    rate = torch.logspace(-4, 1.5, counts.numel(), dtype=torch.float64).view(counts.shape)
+    rate.requires_grad_()
+    spread = torch.full((counts.shape[1],), dispersion, dtype=torch.float64)
+    found, slope = added(counts.double(), size, rate, dispersion_G=spread)
+    (want,) = torch.autograd.grad(found.sum(), rate)
+    torch.testing.assert_close(slope, want, rtol=1e-6, atol=1e-8)
+    keep = torch.linspace(0, 1, 60, dtype=torch.float64, requires_grad=True)
+    trials = torch.arange(1, 61).double()
+    found, slope = thinned(trials, torch.full_like(trials, 0.3), keep)
+    (want,) = torch.autograd.grad(found.sum(), keep)
+    torch.testing.assert_close(slope, want, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
