@@ -79,6 +79,7 @@ def demo(
         ),
     ] = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Hold out one cell type of real data, fit, predict it, and score the prediction.
@@ -118,6 +119,9 @@ def demo(
         write(pred, out / "predicted.h5ad")
         pred.uns["score"].to_csv(out / "scores.csv", index=False)
         draw(pred, adata, out)
+        if as_json:
+            say_json({"out": str(out), "scores": mean_scores(pred)})
+            return
         show_scores(pred)
         say(f"{out}/ holds predicted.h5ad, scores.csv, response.png and embedding.png.")
 

@@ -1,7 +1,9 @@
 """Pages of the documentation: what they quote stands in a report, what they name is there."""
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,6 +22,32 @@ KANG = {
     "`mean_shift`, shifted": "mean_shift, shifted",
     "`copy_control`": "copy_control",
 }
+
+
+def reference():
+    """The module that writes the pages of the reference."""
+    path = ROOT / "docs" / "ext" / "reference.py"
+    spec = importlib.util.spec_from_file_location("docs_reference", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_everything_public_has_a_place_in_the_reference():
+    pages = reference().pages()
+    rooms = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in (ROOT / "perturbdiff").rglob("__init__.py")
+    }
+    assert {*pages} == rooms - {"perturbdiff.cli"} | {"errors"}  # commands have their own page
+    for room in rooms & {*pages}:
+        module = importlib.import_module(room)
+        for name in module.__all__:
+            if isinstance(getattr(module, name), ModuleType):
+                continue  # a room of its own
+            here = f":: {room}.{name}\n" in pages[room]
+            assert here or f"`{name} <perturbdiff." in pages[room], f"{room}.{name}"
+    assert set(re.findall(r"^generated/([\w.]+)$", PAGES["index"], re.M)) == {*pages}
 
 
 def cells(line):

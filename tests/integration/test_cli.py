@@ -377,8 +377,9 @@ def test_a_model_that_holds_control_cells_needs_no_file(cells, tmp_path):
 def test_demo_writes_what_it_promises(tmp_path):
     out = tmp_path / "demo"
     few = settings("data.n_top_genes=60", "n_cells=32")
-    done = run("demo", "--out", out, "--holdout", "cell_type=B", *few)
+    done = run("demo", "--out", out, "--holdout", "cell_type=B", *few, "--json")
     assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["scores"][0]["method"] == "set_diffusion"
     names = {"predicted.h5ad", "scores.csv", "response.png", "embedding.png"}
     assert {path.name for path in out.iterdir()} == names
     table = pd.read_csv(out / "scores.csv")
