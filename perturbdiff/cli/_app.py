@@ -207,4 +207,4 @@ app.command()(serve)
 
 def main() -> None:
     """Run the command line."""
-    app()
+    app(prog_name="perturbdiff")

@@ -1,6 +1,7 @@
 """The command line does what the API does, and refuses before it writes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -327,7 +328,11 @@ def test_a_shell_completes_names():
     assert _completion.settings("nothing.at") == []
     offered = {name for name, _ in _completion.data_or_sampling("")}
     assert offered == {*DATASETS, "sample.", "decode."}
-    assert run("--show-completion").exit_code == 0
+    script = subprocess.run(
+        [sys.executable, "-m", "perturbdiff.cli"], capture_output=True, text=True, check=False,
+        env=os.environ | {"_PERTURBDIFF_COMPLETE": "source_bash"}, cwd=ROOT,
+    )  # fmt: skip
+    assert "-F _perturbdiff_completion perturbdiff" in script.stdout
 
 
 def test_the_doctor_finds_a_sound_installation(monkeypatch):
