@@ -29,13 +29,14 @@ from benchmarks.environment import environment
 from benchmarks.fits import Recipe, listening
 from benchmarks.perturbations import PerturbationStudy, folds_of
 from benchmarks.quality import say, shown
-from benchmarks.tables import markdown
+from benchmarks.tables import markdown, number
 from perturbdiff.data import Cells, Registry, encode
 
 HERE = Path(__file__).resolve().parent
 LEVEL, LOW, HIGH = 0.9, 0.85, 0.95
 N_CELLS, N_SIZES = 512, 5
 MOST_CHANGED = 100
+SILENT = 1e-9  # half-width below which nothing is said to be possible but no change at all
 NARROW = 0.5  # of the deviations from their mean that drawn-together cells keep
 KANG = {
     "perturbation_key": "condition",
@@ -65,26 +66,34 @@ def held_out(
     own = cells.select(model.registry.genes)
     size = len(model.registry.genes)
     rows = []
-    for number, (name, condition) in enumerate(names.items()):
-        part = table.iloc[number * size : (number + 1) * size]
+    for place, (name, condition) in enumerate(names.items()):
+        part = table.iloc[place * size : (place + 1) * size]
         truth = true_shift(own, condition)
         rows.append({
-            "held_out": name, **covered(part, truth), **flags_of(flags.iloc[number]),
+            "held_out": name, **covered(part, truth), **flags_of(flags.iloc[place]),
             "warnings": sum("do not rely" in x or "collapse" in x for x in lines),
         })  # fmt: skip
     return rows, pred
 
 
 def covered(table: pd.DataFrame, truth: np.ndarray) -> dict[str, Any]:
-    """Share of true shifts within their intervals: over all genes, by stratum, where they count."""
+    """Share of true shifts within their intervals: by stratum, and of the genes that change most.
+
+    Intervals without width stand apart: they are of genes that are silent in control cells and
+    in treated ones, and are right or wrong whatever the level.
+    """
     inside = ((table["lower"] <= truth) & (truth <= table["upper"])).to_numpy()
+    half = ((table["upper"] - table["lower"]) / 2).to_numpy()
+    wide = half > SILENT
     stratum = table["stratum"].to_numpy()
     changed = np.argsort(-np.abs(truth), kind="stable")[:MOST_CHANGED]
-    half = ((table["upper"] - table["lower"]) / 2).to_numpy()
     return {
-        "covered": float(inside.mean()),
+        "covered": float(inside[wide].mean()),
+        "silent": float(1 - wide.mean()),
+        "silent_right": None if wide.all() else float((np.abs(truth[~wide]) < SILENT).mean()),
         "by_stratum": {
-            str(number): float(inside[stratum == number].mean()) for number in np.unique(stratum)
+            str(number): float(inside[wide & (stratum == number)].mean())
+            for number in np.unique(stratum[wide])
         },
         "covered_most_changed": float(inside[changed].mean()),
         "half_width": float(half.mean()),
@@ -254,7 +263,8 @@ def report(result: Mapping[str, Any]) -> str:
         "## How it was measured", "", " ".join(str(__doc__).split("\n\n")[-1].split()),
         f"True shifts are those of the measured cells, with their noise. {N_CELLS} predicted cells."
         f" The {MOST_CHANGED} genes that change most are chosen by the truth, which no interval "
-        "promises anything about.", "", "## What was measured", "",
+        "promises anything about. Genes that are silent in control cells, and stay so in training, "
+        "have intervals without width, which are counted apart.", "", "## What was measured", "",
     ]  # fmt: skip
     for one in result["studies"]:
         lines += study_lines(one)
@@ -286,13 +296,17 @@ def study_lines(one: Mapping[str, Any]) -> list[str]:
         ]
         for row in rows
     ]  # fmt: skip
-    strata = [[*stratum_name(number), x] for number, x in means["by_stratum"].items()]
+    silent = float(np.mean([row["silent"] for row in rows]))
+    right = [row["silent_right"] for row in rows if row["silent_right"] is not None]
+    strata = [[*stratum_name(name), x] for name, x in means["by_stratum"].items()]
     return [
         f"### {one['data']}", "",
         f"{one['held_out'][0].upper()}{one['held_out'][1:]}; {one['n_genes']} genes; "
         f"{one['seconds']:.0f} s.", "",
         markdown(head, [*body, ["mean", means["covered"], means["covered_most_changed"],
                                 *[""] * 5]]), "",
+        f"Intervals without width: {silent:.1%} of all; the gene was silent indeed in "
+        f"{number(float(np.mean(right)) if right else None)} of them.", "",
         "Strata, means over held-out conditions:", "",
         markdown(["control level", "predicted shift", "covered"], strata), "",
     ]  # fmt: skip

@@ -62,15 +62,23 @@ class Limit:
     false_alarms: float
 
 
-def distance_between(one: Population, other: Population) -> float:
+def distance_between(one: Population, other: Population, var: Genes) -> float:
     """Distance of two means, in units of the spread of single cells.
 
-    ``d² = Σ (m₁ - m₂)² - v₁/n₁ - v₂/n₂  over  Σ (v₁ + v₂)/2``, sums over genes: the noise of means
-    of few cells is taken off. Zero where that leaves nothing.
+    ``d² = mean over genes of ((m₁ - m₂)² - v₁/n₁ - v₂/n₂) / (v + median(v))``: the noise of means
+    of few cells is taken off, and hardly expressed genes are kept from ruling. Zero where that
+    leaves nothing.
+
+    Parameters
+    ----------
+    one, other
+        Control cells of two contexts.
+    var
+        Variance of single cells within contexts, ``v``.
     """
     noise = one.var / one.n_cells + other.var / other.n_cells
-    apart = float(((one.mean - other.mean) ** 2 - noise).sum())
-    return float(np.sqrt(max(apart, 0.0) / max(float((one.var + other.var).sum()) / 2, _TINY)))
+    unit = var + max(float(np.median(var)), _TINY)
+    return float(np.sqrt(max(float((((one.mean - other.mean) ** 2 - noise) / unit).mean()), 0.0)))
 
 
 def log_spread(cells: Population, control: Population) -> float:
@@ -143,8 +151,9 @@ class Flags:
         self._contexts = {
             name: Population(c.mean, c.var, c.n_cells).of(genes) for name, c in contexts.items()
         }
+        self._var = np.mean([one.var for one in self._contexts.values()], axis=0)
         apart = [
-            [distance_between(a, b) for b in self._contexts.values()]
+            [distance_between(a, b, self._var) for b in self._contexts.values()]
             for a in self._contexts.values()
         ]
         self.context_limit = nearest_limit(np.array(apart))
@@ -181,7 +190,7 @@ class Flags:
         -------
         Columns of the table of flags.
         """
-        near = min(distance_between(control, other) for other in self._contexts.values())
+        near = min(distance_between(control, other, self._var) for other in self._contexts.values())
         far = self._far_by_features(condition.members)
         reasons = [
             *self._about_context(condition, near),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.special import ndtri
 
 from perturbdiff._constants import UNS_KEY
@@ -54,18 +54,19 @@ def uncertainty(
     does not contain. So each training condition is predicted by a prior that never saw it, and the
     width is the quantile of these errors over conditions and over genes of the same stratum: alike
     in control level and in size of the predicted shift (the jackknife interval of Barber, Candes,
-    Ramdas and Tibshirani 2021, with one quantile for all genes of a stratum). The error of the mean
-    over predicted sets is added in quadrature. The intervals speak of conditions like those learnt
-    from: they hold on average over genes and conditions, not for a context unlike all others.
+    Ramdas and Tibshirani 2021, with one quantile for all genes of a stratum, conditions counting
+    alike). The error of the mean over predicted sets is added in quadrature. The intervals speak of
+    conditions like those learnt from: they hold on average over genes and conditions, not for a
+    context unlike all others.
 
     So two flags stand beside them, whose limits come from the training conditions, each left out in
     turn: what no training condition is beyond, with a chance of 1 % that the next one of the same
     kind is. *Out of support* are contexts whose control cells are farther from those of every
-    context learnt from than these are from each other (distance of means over the spread of single
-    cells); perturbations whose features are likewise, or of a kind that could not be left out;
-    doses and times beyond those learnt from. *Collapsed* are predicted cells that differ less than
-    treated cells did in any training condition, against the control cells of their context (median
-    over genes of the ratio of variances).
+    context learnt from than these are from each other (differences of means over the spread of
+    single cells, root mean square over genes); perturbations whose features are likewise, or of a
+    kind that could not be left out; doses and times beyond those learnt from. *Collapsed* are
+    predicted cells that differ less than treated cells did in any training condition, against the
+    control cells of their context (median over genes of the ratio of variances).
 
     Parameters
     ----------
@@ -208,12 +209,9 @@ class _Widths:
         stratum_CG = np.stack(
             [self.stratum(c, s) for c, s in zip(control_CG, shift_CG, strict=True)]
         )
-        whole = float(np.quantile(error_CG, level))
         self._half = np.array(
             [
-                np.quantile(error_CG[stratum_CG == number], level)
-                if (stratum_CG == number).any()
-                else whole
+                _alike_quantile(error_CG, stratum_CG == number, level)
                 for number in range((len(_LEVELS) + 1) * (len(_SIZES) + 1))
             ]
         )
@@ -229,6 +227,24 @@ class _Widths:
     def half(self, stratum: Int[np.ndarray, " genes"]) -> Float[np.ndarray, " genes"]:
         """Half-width of each gene by its stratum."""
         return np.asarray(self._half[stratum])
+
+
+def _alike_quantile(
+    error_CG: Float[np.ndarray, "conditions genes"],
+    chosen_CG: Bool[np.ndarray, "conditions genes"],
+    level: float,
+) -> float:
+    """Quantile of the chosen errors, conditions counting alike however many genes they have there.
+
+    A held-out condition is one more of the conditions, not one more gene: pooled errors would speak
+    for conditions that have many genes in a stratum. Of all errors where none is chosen.
+    """
+    chosen = chosen_CG if chosen_CG.any() else np.ones_like(chosen_CG)
+    weight = (chosen / np.maximum(chosen.sum(1, keepdims=True), 1))[chosen]
+    errors = error_CG[chosen]
+    order = np.argsort(errors, kind="stable")
+    reached = np.cumsum(weight[order]) / weight.sum()
+    return float(errors[order][min(np.searchsorted(reached, level), len(errors) - 1)])
 
 
 def _population(cells: Cells, rows: Int[np.ndarray, " rows"]) -> Population:

@@ -9,13 +9,16 @@ from benchmarks.coverage import averages, covered, fires, flags_of, report
 
 def test_shares_are_those_of_true_shifts_inside():
     table = pd.DataFrame({
-        "lower": [-1.0, -1.0, -1.0, -1.0], "upper": [1.0, 1.0, 1.0, 3.0], "stratum": [0, 0, 1, 1],
+        "lower": [-1.0, -1.0, -1.0, -1.0, 0.0, 0.0], "upper": [1.0, 1.0, 1.0, 3.0, 0.0, 0.0],
+        "stratum": [0, 0, 1, 1, 1, 2],
     })  # fmt: skip
-    found = covered(table, np.array([0.5, 2.0, -0.5, 1.0]))
+    found = covered(table, np.array([0.5, 2.0, -0.5, 1.0, 0.0, 0.1]))
     assert found["covered"] == 0.75
     assert found["by_stratum"] == {"0": 0.5, "1": 1.0}
-    assert found["half_width"] == pytest.approx(1.25)
-    assert found["covered_most_changed"] == 0.75
+    assert found["half_width"] == pytest.approx(5 / 6)
+    assert found["covered_most_changed"] == pytest.approx(4 / 6)
+    assert found["silent"] == pytest.approx(2 / 6)
+    assert found["silent_right"] == 0.5
 
 
 def row(name, share, *, supported=True, collapsed=False):
@@ -30,7 +33,8 @@ def row(name, share, *, supported=True, collapsed=False):
     return {
         "held_out": name, "covered": share, "by_stratum": {"0": share, "14": 0.9},
         "covered_most_changed": 0.5, "half_width": 0.1, "half_width_most_changed": 0.2,
-        "shift_most_changed": 0.4, "warnings": 0, **flags, "spoilt": spoilt,
+        "shift_most_changed": 0.4, "silent": 0.1, "silent_right": 0.9, "warnings": 0,
+        **flags, "spoilt": spoilt,
     }  # fmt: skip
 
 

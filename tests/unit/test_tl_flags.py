@@ -43,19 +43,20 @@ def population(cells):
 
 def test_distance_is_that_of_means_whatever_the_number_of_cells():
     centre = np.full(60, 2.0) + 0.3
-    one = population(sampled(0))
+    one, var = population(sampled(0)), np.full(60, 0.25)
     for n_cells in (30, 300, 3000):
         far = population(sampled(1, n_cells=n_cells, centre=centre))
-        # 0.3 apart in every gene, with a spread of 0.5.
-        assert distance_between(one, far) == pytest.approx(0.6, abs=0.06)
-        assert distance_between(far, one) == distance_between(one, far)
+        # 0.3 apart in every gene, with a variance of 0.25, which is its median too.
+        assert distance_between(one, far, var) == pytest.approx(0.3 / np.sqrt(0.5), abs=0.05)
+        assert distance_between(far, one, var) == distance_between(one, far, var)
         same = population(sampled(2, n_cells=n_cells))
-        assert distance_between(one, same) < 0.15
+        assert distance_between(one, same, var) < 0.1
     order = np.random.default_rng(0).permutation(60)
-    assert distance_between(one.of(order), far.of(order)) == pytest.approx(
-        distance_between(one, far)
+    var = np.linspace(0.1, 0.4, 60)
+    assert distance_between(one.of(order), far.of(order), var[order]) == pytest.approx(
+        distance_between(one, far, var)
     )
-    assert distance_between(one, one) == 0
+    assert distance_between(one, one, var) == 0
 
 
 def test_spread_is_the_ratio_of_variances_whatever_the_number_of_cells():
