@@ -26,6 +26,7 @@ from benchmarks.inference_quotes import process_clock, quoted
 from benchmarks.inference_report import told
 from benchmarks.inference_speed import few_steps, many_cells, precisions, screening
 from benchmarks.inference_step import sampling_overhead, step_shares
+from benchmarks.inference_ways import ways
 from perturbdiff.profiling import this_machine
 
 HERE = Path(__file__).resolve().parent
@@ -70,6 +71,7 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "overhead": lambda run: sampling_overhead(run.models),
     "devices": lambda run: placements(run.models),
     "quotes": _quotes,
+    "ways": lambda run: ways(run.models),
     "precision": lambda run: precisions(run.models, run.data),
     "steps": lambda run: few_steps(run.data),
     "screening": lambda run: screening(run.models.device),

@@ -200,6 +200,7 @@ TOLD: dict[str, Told] = {
     "step": _step,
     "overhead": _overhead,
     "devices": _devices,
+    "ways": inference_speed_report.ways,
     "precision": inference_speed_report.precisions,
     "steps": inference_speed_report.few_steps,
     "screening": inference_speed_report.screening,

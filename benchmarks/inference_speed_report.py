@@ -11,6 +11,21 @@ STEPS_SHOWN = (
 )  # fmt: skip
 
 
+def ways(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [row["what"], 1e3 * row["before"], 1e3 * row["after"], row["times"]]
+        for row in found["rows"]
+    ]
+    once = [f"{row['what']} {row['once']:.0f} s" for row in found["rows"] if "once" in row]
+    return [
+        "## What each way of making it faster bought",
+        "",
+        markdown(["what", "before, ms", "after, ms", "times faster"], rows, digits=2),
+        "",
+        *([f"Compiling took, once: {'; '.join(once)}. It is not used."] if once else []),
+    ]
+
+
 def precisions(found: Mapping[str, Any]) -> list[str]:
     names = list(found["speed"][0]["seconds"])
     rows = [
