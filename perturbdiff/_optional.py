@@ -4,6 +4,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import tqdm
+
 
 def needed(name: str, *, group: str) -> Any:
     """The module, or an error that says how to install it.
@@ -46,3 +48,15 @@ def require(package: str, *, group: str) -> None:
     if find_spec(package) is None:
         msg = f"{package} is not installed. Run: pip install 'perturbdiff[{group}]'"
         raise ImportError(msg, name=package)
+
+
+def progress_bars() -> Any:
+    """The bars of tqdm: widgets where a notebook can show them, else text.
+
+    ``tqdm.auto`` alone would warn in every notebook without ``ipywidgets``.
+
+    Returns
+    -------
+    What a bar is made with.
+    """
+    return import_module("tqdm.auto").tqdm if find_spec("ipywidgets") else tqdm.tqdm

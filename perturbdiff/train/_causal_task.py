@@ -83,6 +83,8 @@ class CausalTask(AveragedTask):
                 last_count=bins.last_count,
                 **sizes,  # type: ignore[arg-type]
             )
+        # Nothing reads what the last one writes; several devices would wait for its gradient.
+        self.decoder.control_blocks[-1].requires_grad_(requires_grad=False)
         self.averaged = self.average()
 
     @property

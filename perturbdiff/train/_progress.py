@@ -4,7 +4,8 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from tqdm.auto import tqdm
+
+from perturbdiff._optional import progress_bars
 
 
 class StepBar(Callback):
@@ -24,7 +25,7 @@ class StepBar(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            self._bar = tqdm(
+            self._bar = progress_bars()(
                 total=trainer.max_steps, initial=trainer.global_step, desc=self.title, unit="step"
             )
 

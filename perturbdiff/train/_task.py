@@ -78,6 +78,8 @@ class SetDiffusionTask(AveragedTask):
                 covariate_sizes=covariate_sizes,
             )
         self.denoiser = Preconditioned(raw, 1.0)
+        # Nothing reads what the last one writes; several devices would wait for its gradient.
+        raw.control_blocks[-1].requires_grad_(requires_grad=False)
         self.averaged = self.average()
 
     @property

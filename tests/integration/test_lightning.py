@@ -59,6 +59,32 @@ def test_adopted_weights_are_those_that_the_trainer_made(adata):
     assert np.isfinite(pred.X.data).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "network"),
+    [
+        (ptd.SetDiffusion, NETWORK),
+        *(
+            (ptd.CausalBaseline, ptd.DecoderConfig(width=16, n_heads=2, **change))
+            for change in (
+                {"order": "vocabulary"},
+                {"order": "descending"},
+                {"likelihood": "negative_binomial"},
+            )
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", "") or getattr(value, "order", "sets"),
+)
+def test_every_weight_that_is_trained_gets_a_gradient(adata, kind, network):
+    # Lightning's DDP waits for each of them, and ends with an error when one never comes.
+    model = kind.from_anndata(adata, **COLUMNS, scale="counts")
+    task, data = model.prepare_training(adata, n_top_genes=None, network=network, train=TRAIN)
+    batch = next(iter(data.train_dataloader()))
+    task.total_loss(task.learner, batch, "train 0 0").backward()
+    trained = {name: w for name, w in task.named_parameters() if w.requires_grad}
+    assert trained
+    assert [name for name, weight in trained.items() if weight.grad is None] == []
+
+
 def test_nothing_is_adopted_before_it_was_prepared(adata):
     model = new_model(adata)
     other = new_model(adata)

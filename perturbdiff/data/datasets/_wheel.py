@@ -12,10 +12,10 @@ from os import environ
 from pathlib import Path
 
 import platformdirs
-from tqdm.auto import tqdm
 
 from perturbdiff._errors import DownloadError
 from perturbdiff._logging import logger
+from perturbdiff._optional import progress_bars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _download(wheel: Wheel, place: Path, *, progress: bool) -> None:
 
 
 def _watch(process: subprocess.Popen[bytes], wheel: Wheel, place: Path, *, progress: bool) -> None:
-    with tqdm(
+    with progress_bars()(
         total=wheel.size, unit="B", unit_scale=True, desc=wheel.filename, disable=not progress
     ) as bar:
         while process.poll() is None:

@@ -1,0 +1,16 @@
+"""What a notebook shows of a model by itself."""
+
+import perturbdiff as ptd
+
+
+def test_a_model_says_what_it_is_about(small_model):
+    assert repr(small_model) == (
+        "SetDiffusion of 2 perturbations in obs['perturbation'] by cell_type, fitted on 30 genes"
+    )
+
+
+def test_and_whether_it_was_fitted(toy):
+    model = ptd.MeanShift.from_anndata(
+        toy(labels=("ctrl", "A")), perturbation_key="condition", control="ctrl", scale="counts"
+    )
+    assert repr(model) == "MeanShift of 1 perturbation in obs['condition'], not fitted"
