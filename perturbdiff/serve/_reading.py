@@ -12,13 +12,15 @@ from anndata import AnnData
 
 from perturbdiff._errors import ConfigError
 from perturbdiff.data import Condition
+from perturbdiff.guidance import check_together
+from perturbdiff.model._constrained_answer import reference_of
 from perturbdiff.model._fitted import Target
 from perturbdiff.model._network_predictor import NetworkPredictor
 from perturbdiff.model._predictor import Predictor, baseline_means, support, written_baselines
 from perturbdiff.model._questions import Controls
 from perturbdiff.serve._formats import dumps, from_h5ad
 from perturbdiff.serve._memo import Memo
-from perturbdiff.serve._schemas import PredictRequest, Question
+from perturbdiff.serve._schemas import PredictRequest, Question, constraint_of
 
 AnyModel: TypeAlias = NetworkPredictor[Any, Any, Any]
 _UNPACKED = 20  # times the largest body that an uploaded file may unpack to
@@ -62,6 +64,21 @@ def uploaded(request: Question, model: Predictor, *, most_mb: float) -> AnnData 
         )
         raise ConfigError("control_cells", None, rule=rule)
     return None
+
+
+def check_constraints(request: PredictRequest, reading: Reading) -> None:
+    """Refuse constraints of genes that the model does not have, or that contradict each other.
+
+    Raises
+    ------
+    GeneError, ConstraintError
+        As the model's ``predict`` says it, before anything is quoted or queued.
+    """
+    wishes = [constraint_of(entry) for entry in request.constraints]
+    for controls in {one.context: one for one in reading.controls if wishes}.values():
+        reference = reference_of(reading.model.fitted, controls)
+        bounds = [wish.bind(reference) for wish in wishes]
+        check_together(bounds, reference, n_cells=request.n_cells)
 
 
 class Reader:

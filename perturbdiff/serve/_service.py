@@ -17,7 +17,7 @@ from perturbdiff.serve._formats import dumps, plain
 from perturbdiff.serve._jobs import Job, Meters, NoMeters, Refusal, Reply, refused
 from perturbdiff.serve._lane import Lane, check_options
 from perturbdiff.serve._pace import Pace, Size
-from perturbdiff.serve._reading import Reader
+from perturbdiff.serve._reading import Reader, check_constraints
 from perturbdiff.serve._schemas import PredictRequest, Question, RankRequest
 from perturbdiff.serve._settings import ServeConfig
 
@@ -221,6 +221,8 @@ class Service:
         else:
             check_options(self.model, asked.options)
         job.reading = self.reader.read(asked)
+        if isinstance(request, PredictRequest):
+            check_constraints(request, job.reading)
         return request
 
     def _all(self, request: Question) -> PredictRequest:

@@ -270,6 +270,24 @@ def test_one_request_more_than_may_wait_is_sent_away(bundle, tmp_path):
         assert http.post("/predict", json=ASK).status_code == 200
 
 
+@pytest.mark.parametrize("route", ["/predict", "/quote"])
+def test_constraints_that_cannot_hold_are_refused_before_they_are_quoted(http, model, route):
+    gene = model.registry.genes[0]
+    for wishes, word in (
+        ([{"kind": "at_least", "gene": "NOWHERE", "value": 1}], "NOWHERE"),
+        (
+            [
+                {"kind": "at_least", "gene": gene, "value": 2},
+                {"kind": "at_most", "gene": gene, "value": 1},
+            ],
+            gene,
+        ),
+    ):
+        answer = http.post(route, json=ASK | {"constraints": wishes})
+        assert answer.status_code == 422
+        assert word in answer.text
+
+
 # G04: health
 
 
