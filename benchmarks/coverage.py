@@ -29,7 +29,7 @@ from benchmarks.environment import environment
 from benchmarks.fits import Recipe, listening
 from benchmarks.perturbations import PerturbationStudy, folds_of
 from benchmarks.quality import say, shown
-from benchmarks.tables import markdown, number
+from benchmarks.tables import markdown, mean_of
 from perturbdiff.data import Cells, Registry, encode
 
 HERE = Path(__file__).resolve().parent
@@ -231,6 +231,10 @@ def averages(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "n": len(rows),
         "false_support": sum(not row["supported"] for row in rows),
         "false_collapse": sum(row["collapsed"] for row in rows),
+        "false_in_training": {
+            what: mean_of(row.get(f"{what}_false_alarms") for row in rows)[0]
+            for what in ("context", "perturbation", "spread")
+        },
         "fired": {
             kind: sum(fires(kind, row["spoilt"][kind]) for row in rows)
             for kind in SPOILT
@@ -243,6 +247,11 @@ def fires(kind: str, flags: Mapping[str, Any]) -> bool:
     """Whether the flag that should be up is."""
     wanted = "collapsed" if "cell" in kind else "supported"
     return bool(flags[wanted]) if wanted == "collapsed" else not flags[wanted]
+
+
+def rates(alarms: Mapping[str, float | None]) -> str:
+    """Shares by what was judged."""
+    return ", ".join(f"{what} {x:.1%}" for what, x in alarms.items() if x is not None) or "n/a"
 
 
 def stratum_name(number: str) -> list[str]:
@@ -264,7 +273,11 @@ def report(result: Mapping[str, Any]) -> str:
         f"True shifts are those of the measured cells, with their noise. {N_CELLS} predicted cells."
         f" The {MOST_CHANGED} genes that change most are chosen by the truth, which no interval "
         "promises anything about. Genes that are silent in control cells, and stay so in training, "
-        "have intervals without width, which are counted apart.", "", "## What was measured", "",
+        "have intervals without width, which are counted apart. That conditions count alike in the "
+        "quantile of a stratum was chosen on training conditions: each left out of the others' "
+        "widths, strata of Kang 2018 then cover 0.878 to 0.902 of its errors on average, and 0.820 "
+        "to 0.942 where genes are pooled; held-out types had no say.",
+        "", "## What was measured", "",
     ]  # fmt: skip
     for one in result["studies"]:
         lines += study_lines(one)
@@ -305,8 +318,8 @@ def study_lines(one: Mapping[str, Any]) -> list[str]:
         f"{one['seconds']:.0f} s.", "",
         markdown(head, [*body, ["mean", means["covered"], means["covered_most_changed"],
                                 *[""] * 5]]), "",
-        f"Intervals without width: {silent:.1%} of all; the gene was silent indeed in "
-        f"{number(float(np.mean(right)) if right else None)} of them.", "",
+        *([f"Intervals without width: {silent:.1%} of all; the gene was silent indeed in "
+           f"{float(np.mean(right)):.1%} of them.", ""] if silent > 0.001 and right else []),
         "Strata, means over held-out conditions:", "",
         markdown(["control level", "predicted shift", "covered"], strata), "",
     ]  # fmt: skip
@@ -337,7 +350,8 @@ def verdicts(result: Mapping[str, Any]) -> Iterable[str]:
         )
         yield (
             f"- {one['data']}: false alarms: {means['false_support']} of {n} out of support, "
-            f"{means['false_collapse']} of {n} collapsed."
+            f"{means['false_collapse']} of {n} collapsed. Training conditions beyond the limit "
+            f"that the others give: {rates(means['false_in_training'])}."
         )
         for kind, fired in means["fired"].items():
             yield f"- {one['data']}: {kind}: flagged {fired} of {n}."

@@ -48,6 +48,7 @@ def test_averages_count_alarms_and_name_what_lies_outside():
     assert (found["false_support"], found["false_collapse"], found["n"]) == (1, 0, 2)
     wanted = {"genes exchanged": 2, "one cell repeated": 0, "cells drawn together": 2}
     assert found["fired"] == wanted
+    assert found["false_in_training"] == {"context": 0.0, "perturbation": None, "spread": None}
     assert fires("genes exchanged", {"supported": False, "collapsed": False})
     assert not fires("one cell repeated", {"supported": False, "collapsed": False})
 
@@ -76,6 +77,7 @@ def test_the_report_says_what_was_reached_and_what_was_not():
     for part in (
         "cells.h5ad: 0.800 covered on average, wanted 0.85 to 0.95: **not reached**",
         "low control level, shift smallest half (0.800)", "1 of 2 out of support, 0 of 2 collapsed",
+        "the others give: context 0.0%.",
         "genes exchanged: flagged 2 of 2", "line was **not flagged**", "0.90 n/a", "cccccccccccc",
     ):  # fmt: skip
         assert part in text
