@@ -64,14 +64,11 @@ class CausalBlock(nn.Module):
         return x.view(*x.shape[:-1], n_parts, self.n_heads, -1).unbind(2)
 
     def attend(
-        self, query_BTHK: Tensor, keys_BMHK: Tensor, values_BMHK: Tensor, *, visible: Tensor
+        self, query_BTHK: Tensor, keys_BHMK: Tensor, values_BHMK: Tensor, *, visible: Tensor
     ) -> Float[Tensor, "cells positions width"]:
         """Mix what is visible, ``[cells or 1, positions, places]``."""
         mixed = functional.scaled_dot_product_attention(
-            query_BTHK.transpose(1, 2),
-            keys_BMHK.transpose(1, 2),
-            values_BMHK.transpose(1, 2),
-            attn_mask=visible[:, None],
+            query_BTHK.transpose(1, 2), keys_BHMK, values_BHMK, attn_mask=visible[:, None]
         )
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return out
@@ -189,13 +186,13 @@ class CausalDecoder(nn.Module):
         visible = _with_none(context).repeat_interleave(n_cells, 0)
         n_prefix, n_heads = visible.shape[1], self.config.n_heads
         shape = (
-            len(condition_BD), len(prefix), n_prefix + self.n_genes * room, n_heads,
+            len(condition_BD), len(prefix), n_heads, n_prefix + self.n_genes * room,
             self.config.width // n_heads,
         )  # fmt: skip
         keys, values = condition_BD.new_zeros(shape), condition_BD.new_zeros(shape)
         for number, (key, value) in enumerate(prefix):
-            keys[:, number, :n_prefix] = key.repeat_interleave(n_cells, 0)
-            values[:, number, :n_prefix] = value.repeat_interleave(n_cells, 0)
+            for into, new in ((keys, key), (values, value)):
+                into[:, number, :, :n_prefix] = new.transpose(1, 2).repeat_interleave(n_cells, 0)
         return KeyValueCache(
             keys=keys,
             values=values,
@@ -255,9 +252,9 @@ class CausalDecoder(nn.Module):
             normed = torch.addcmul(shift, block.norm(x), scale)
             query, key, value = block.projected(normed)
             keys, values = cache.keys[:, number], cache.values[:, number]
-            keys[rows, at] = key
-            values[rows, at] = value
-            seen = block.attend(query, keys[:, :most], values[:, :most], visible=visible)
+            keys[rows, :, at] = key
+            values[rows, :, at] = value
+            seen = block.attend(query, keys[:, :, :most], values[:, :, :most], visible=visible)
             x = _fed(block, torch.addcmul(x, gate, seen), rest)
         return self.final_norm(x), replace(cache, length=cache.length + n_new)
 
@@ -376,7 +373,7 @@ class CausalDecoder(nn.Module):
             normed = torch.addcmul(shift, block.norm(x), scale)
             query, *own = block.projected(normed)
             keys, values = (
-                torch.cat([first.repeat_interleave(n_cells, 0), said], dim=1)
+                torch.cat([first.repeat_interleave(n_cells, 0), said], dim=1).transpose(1, 2)
                 for first, said in zip(prefix, own, strict=True)
             )
             seen = block.attend(query, keys, values, visible=visible)

@@ -43,12 +43,13 @@ class KeyValueCache(Sets):
     """Everything that decoding goes on from; rows are cells, and may be picked and joined.
 
     Keys and values are allocated once: 2 · L · B · (P + G) · D numbers, or 2 · L · B · P · D where
-    the cache only travels. ``length`` counts the positions of each cell that are filled behind the
-    prefix; further ones are never looked at.
+    the cache only travels. Places of a head lie side by side, so that looking back reads memory in
+    order. ``length`` counts the positions of each cell that are filled behind the prefix; further
+    ones are never looked at.
     """
 
-    keys: Float[Tensor, "cells blocks places heads key"]
-    values: Float[Tensor, "cells blocks places heads key"]
+    keys: Float[Tensor, "cells blocks heads places key"]
+    values: Float[Tensor, "cells blocks heads places key"]
     prefix: Bool[Tensor, "cells prefix"]  # True: there is something to look at
     length: Int[Tensor, " cells"]
     modulation: Float[Tensor, "cells blocks six_widths"]
@@ -70,7 +71,7 @@ class KeyValueCache(Sets):
         self.prefix[rows, : other.prefix.shape[1]] = other.prefix
         for name in ("keys", "values"):
             new = getattr(other, name)
-            getattr(self, name)[rows, :, : new.shape[2]] = new
+            getattr(self, name)[rows, :, :, : new.shape[3]] = new
         for name in ("length", "modulation", "asked", "expected"):
             getattr(self, name)[rows] = getattr(other, name)
         for name in self.genes.names:
@@ -79,11 +80,11 @@ class KeyValueCache(Sets):
     def with_room(self, n_prefix: int, n_genes: int) -> Self:
         """The same cells at length 0, with room for so many control cells and genes."""
         more = n_prefix - self.prefix.shape[1]
-        room = n_prefix + n_genes - self.keys.shape[2]
+        room = n_prefix + n_genes - self.keys.shape[3]
         return replace(
             self,
-            keys=functional.pad(self.keys, (0, 0, 0, 0, 0, room)),
-            values=functional.pad(self.values, (0, 0, 0, 0, 0, room)),
+            keys=functional.pad(self.keys, (0, 0, 0, room)),
+            values=functional.pad(self.values, (0, 0, 0, room)),
             prefix=functional.pad(self.prefix, (0, more)),
             length=torch.zeros_like(self.length),
         )
