@@ -186,10 +186,10 @@ def _draw(panel: "Axes", table: pd.DataFrame, *, along: tuple[str, str]) -> None
     )
     last = len(ways) - 2
     for step in range(1, last + 1):
-        first = f"after step {step}, from noise level {sigma[step]:.3g}"
+        name = f"after step {step} (noise {sigma[step]:.3g})"
         panel.plot(
             *ways[step].T, "o", ms=3.5, color=colours[step - 1], mew=0, ls="none", zorder=4,
-            label=first if step in (1, (last + 1) // 2, last) else None,
+            label=name if step in (1, (last + 1) // 2, last) else None,
         )  # fmt: skip
     panel.plot(
         *ways[-1].T, "X", ms=6, color=STYLES["predicted"]["color"], mec="white", mew=0.5, ls="none",

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.spatial.distance import cdist
 from scipy.stats import t as student
 
 from perturbdiff.data import Condition
@@ -160,9 +161,9 @@ class Flags:
         members = dict.fromkeys(c.members for c in self._known)
         described = [member_features(names, self._features) for names in members]
         self._described = [one for one in described if one is not None]
-        far = [float(np.linalg.norm(a - b)) for a in self._described for b in self._described]
+        table = np.array(self._described)
         self.perturbation_limit = nearest_limit(
-            np.array(far, dtype=np.float64).reshape(len(self._described), len(self._described))
+            cdist(table, table) if len(table) else np.zeros((0, 0))
         )
         self.kinds = {_kind(c.members, _without(self._known, c)) for c in self._known}
         own = [

@@ -42,7 +42,7 @@ def test_partners_steps_and_predicted_cells_stand_where_the_table_says(pred, sim
         assert panel.get_xlabel() == "principal axis 1 (log1p counts per 10,000)"
         assert "principal axis 2" in panel.get_ylabel()
         own = table[table["perturbation"] == label]
-        shown = {"control partner": 0, "after step 1, from noise level 10": 1, "predicted": 4}
+        shown = {"control partner": 0, "after step 1 (noise 10)": 1, "predicted": 4}
         for words, step in shown.items():
             wanted = own.loc[own["step"] == step, ["axis_1", "axis_2"]]
             np.testing.assert_allclose(drawn(panel, words), wanted)
