@@ -1,5 +1,6 @@
 """Starting a server and ending it: at once where something is wrong, and never in the middle."""
 
+import json
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -65,6 +67,7 @@ def run(
         server, board = prepared(Path(bundle), config, folder, about=about, api_key=api_key)
         where = f"http://{config.host}:{config.port}"
         logger.info("loading %s to serve it on %s, with pages at %s/docs", bundle, where, where)
+        logger.info("settings: %s", json.dumps(asdict(config)))
         with _draining(server, board, config):
             _run(server, config)
     finally:

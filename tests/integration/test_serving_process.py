@@ -166,6 +166,7 @@ def lives(bundle, log, simulated_cells):
             time.sleep(0.02)
         assert not left, [theirs[pid] for pid in left]
     assert "Traceback" not in log.read_text()
+    assert '"max_requests":' in log.read_text()  # the settings that it runs with
 
 
 def test_what_is_wrong_is_one_line(bundle, tmp_path):
