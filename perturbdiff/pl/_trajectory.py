@@ -90,8 +90,8 @@ def trajectory(
             condition = _condition_of(str(own["cell"].iloc[0]), comparison)
             xy = _measured(pred, comparison, condition, key=key, genes=genes)
             panel.scatter(
-                xy[:, 0], xy[:, 1], s=10, lw=0, alpha=0.35, rasterized=True, zorder=1,
-                label="real treated", **STYLES["real treated"],
+                xy[:, 0], xy[:, 1], s=16, lw=0.7, alpha=0.5, rasterized=True, zorder=1,
+                label="real treated", marker="+", color=STYLES["real treated"]["color"],
             )  # fmt: skip
         _draw(panel, own, along=along)
         panel.set_title(", ".join(str(name) for name in names), fontsize=10)
