@@ -88,12 +88,13 @@ def _diffused(models: Models, model: Any, n_cells: int) -> dict[str, Any]:
 
     seconds, calls = _timed(models, work)[0], config.n_steps
     cost = DenoiserCost(model.fitted, size)
-    done = sum((calls * count * cost.work(sets) for sets, count in batches(n_sets)), Work())
+    sizes = batches(n_sets, at_once=model.fitted.sampler.sets_at_once(size))
+    done = sum((calls * count * cost.work(sets) for sets, count in sizes), Work())
     done += Work(operations=cost.shape.encode_controls())
-    most = max(sets for sets, _ in batches(n_sets))
+    most = max(sets for sets, _ in sizes)
     cache = cost.shape.memory_numbers(most) * 4
     return _row(models, n_cells, seconds=seconds, work=done) | {
-        "network_calls": calls * sum(count for _, count in batches(n_sets)),
+        "network_calls": calls * sum(count for _, count in sizes),
         "cache_bytes": cache,
     }
 

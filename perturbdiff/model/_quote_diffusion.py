@@ -18,7 +18,6 @@ from perturbdiff.diffusion import network_calls
 from perturbdiff.model._fitted import PILOT_CELLS, Fitted
 from perturbdiff.model._quote_points import denoiser_shape, precision_of
 from perturbdiff.model._quote_rest import Request, RestCost, rest_cost
-from perturbdiff.model._sampling import SETS_AT_ONCE
 from perturbdiff.profiling import DENOISE, Quote, Timing, Work, counted, this_machine
 from perturbdiff.profiling._machine import (
     cache_file,
@@ -120,10 +119,10 @@ def made_context(fitted: Fitted, n_sets: int, set_size: int) -> Context:
     return context.to(fitted.sampler.device)
 
 
-def batches(n_sets: int) -> list[tuple[int, int]]:
+def batches(n_sets: int, *, at_once: int) -> list[tuple[int, int]]:
     """Sizes of the batches that some sets are sampled in, and how many there are of each."""
-    full, left = divmod(n_sets, SETS_AT_ONCE)
-    found = [(SETS_AT_ONCE, full)] if full else []
+    full, left = divmod(n_sets, at_once)
+    found = [(at_once, full)] if full else []
     return [*found, (left, 1)] if left else found
 
 
@@ -166,7 +165,7 @@ def diffusion_quote(
     cost = DenoiserCost(model.fitted, size)
     quick = {"sample": SampleConfig(n_steps=1)}
     rest = rest_cost(model, adata, settings=quick, missing_genes=missing_genes)
-    sizes = batches(n_sets)
+    sizes = batches(n_sets, at_once=model.fitted.sampler.sets_at_once(size))
     network = calls * sum(count * cost.seconds(sets) for sets, count in sizes)
     work = sum((calls * count * cost.work(sets) for sets, count in sizes), Work())
     return assembled(

@@ -25,7 +25,9 @@ from perturbdiff.model._latent import Vocabulary
 if TYPE_CHECKING:
     from perturbdiff.nn import SetDenoiser
 
-SETS_AT_ONCE = 64
+SETS_AT_ONCE = 64  # that keep the cores of a processor busy
+SETS_AT_ONCE_ON_GPU = 1024
+BATCH_BYTES = 256 * 2**20  # that hidden values of a batch may take at a time
 _MEMORIES = 256
 
 
@@ -138,6 +140,18 @@ class LatentSampler:
         """Where the weights are."""
         return self.denoiser.sigma_data.device
 
+    def sets_at_once(self, set_size: int) -> int:
+        """Sets in a batch: as many as keep the device busy and fit into the memory budget.
+
+        In a block, each cell has six vectors of the width (itself, normalised, query, key, value,
+        what was attended to) and two of the hidden layer, in float32.
+        """
+        network: SetDenoiser = self.denoiser.network  # type: ignore[assignment]
+        shape = network.config
+        each = 4 * set_size * shape.width * (6 + 2 * shape.expansion)
+        most = SETS_AT_ONCE if self.device.type == "cpu" else SETS_AT_ONCE_ON_GPU
+        return max(1, min(most, BATCH_BYTES // each))
+
     @torch.inference_mode()
     def sample(
         self,
@@ -174,10 +188,11 @@ class LatentSampler:
         )
         wanted = [(task, number) for task, numbers in enumerate(sets) for number in numbers]
         done: list[list[Tensor]] = [[] for _ in tasks]
-        for start in range(0, len(wanted), SETS_AT_ONCE):
+        at_once = self.sets_at_once(config.set_size)
+        for start in range(0, len(wanted), at_once):
             chunk = [
                 (task, [number for _, number in group])
-                for task, group in groupby(wanted[start : start + SETS_AT_ONCE], lambda x: x[0])
+                for task, group in groupby(wanted[start : start + at_once], lambda x: x[0])
             ]
             named = [(tasks[t], numbers) for t, numbers in chunk]
             x = self._run(denoise, named, schedule=schedule, config=config, seed=seed, hook=hook)

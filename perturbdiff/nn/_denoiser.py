@@ -43,6 +43,7 @@ class SetDenoiser(nn.Module):
         covariate_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        self.config = config
         width, n_axes, n_latent = config.width, config.n_axes, config.n_response_axes
         self.cell = nn.Linear(n_latent + n_axes + 1, width)
         self.control = nn.Linear(n_axes, width)

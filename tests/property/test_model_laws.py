@@ -83,6 +83,17 @@ def test_order_and_batch_size_are_invisible(
         alike(cells_of(backwards, perturbation, kind), cells_of(together, perturbation, kind))
 
 
+def test_batches_keep_to_the_memory_budget(model, monkeypatch):
+    sampler = model.fitted.sampler
+    shape = model.fitted.network
+    each = 4 * 32 * shape.width * (6 + 2 * shape.expansion)
+    monkeypatch.setattr(_sampling, "BATCH_BYTES", 5 * each + 1)
+    assert sampler.sets_at_once(32) == 5
+    assert sampler.sets_at_once(320) == 1  # a set is not split
+    monkeypatch.setattr(_sampling, "BATCH_BYTES", 1 << 40)
+    assert sampler.sets_at_once(32) == _sampling.SETS_AT_ONCE
+
+
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
 def test_rates_agree_however_conditions_are_batched(model, simulated_cells, monkeypatch, sampler):
     """Expected values before any count is drawn, to 1e-5."""

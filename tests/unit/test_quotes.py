@@ -120,9 +120,9 @@ def test_a_quote_changes_nothing(small_model, simulated_cells):
 
 
 def test_batches_are_those_of_the_sampler():
-    assert batches(64) == [(64, 1)]
-    assert batches(130) == [(64, 2), (2, 1)]
-    assert batches(3) == [(3, 1)]
+    assert batches(64, at_once=64) == [(64, 1)]
+    assert batches(130, at_once=64) == [(64, 2), (2, 1)]
+    assert batches(3, at_once=64) == [(3, 1)]
 
 
 def test_bytes_of_a_call_grow_with_the_sets(small_model, simulated_cells):
