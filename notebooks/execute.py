@@ -58,7 +58,11 @@ def _environment(place: str) -> dict[str, str]:
     """What a kernel is told: where the package is, pictures in the page, caches in the folder."""
     assert font_manager.fontManager  # made here, so that no kernel says that it makes it
     kept = {k: v for k, v in os.environ.items() if k not in ("MPLBACKEND", "PYTHONWARNINGS")}
+    threads = kept.get("OMP_NUM_THREADS", "1")  # scanpy's numba would set torch to all cores
     return kept | {
+        "OMP_NUM_THREADS": threads,
+        "NUMBA_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")])),
         "MPLCONFIGDIR": mpl.get_cachedir(),
         "XDG_CACHE_HOME": place,
