@@ -13,27 +13,14 @@ from anndata import AnnData
 from jaxtyping import Bool, Float
 
 from perturbdiff._constants import UNS_KEY
-from perturbdiff._errors import (
-    ExpressionError,
-    LabelError,
-    ScaleError,
-    UnknownKeyError,
-    counted,
-    listed,
-)
+from perturbdiff._errors import LabelError, UnknownKeyError, listed
 from perturbdiff._logging import logger
-from perturbdiff.data._cells import Cells, pick_columns
-from perturbdiff.data._checks import declared_scale
-from perturbdiff.data._conditions import Columns, Condition, Rows, read_rows
+from perturbdiff.data._cells import Cells
+from perturbdiff.data._conditions import Columns, Condition, read_rows
 from perturbdiff.data._door import read_cells
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.data._matrix import (
-    align_genes,
-    gene_names,
-    read_matrix,
-    require_anndata,
-    spread_columns,
-)
+from perturbdiff.data._matrix import gene_names, require_anndata
+from perturbdiff.data._predicted import read_prediction
 from perturbdiff.data._registry import Registry, Vocabulary
 
 Stated = dict[str, dict[str, np.ndarray | str]]
@@ -165,7 +152,8 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     LabelError
         When the reference is a prediction too, or lacks cells of a condition.
     GeneError, ExpressionError, ScaleError
-        When the expression of the reference is not like that of the training file.
+        When the expression of the reference is not like that of the training file, or that of the
+        prediction was changed.
     """
     require_anndata(pred, name="pred")
     require_anndata(reference, name="reference")
@@ -174,7 +162,7 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     found = read_rows(reference.obs, registry.columns)
     guess = read_rows(pred.obs, registry.columns)
     _check_truth(guess.conditions, found.conditions)
-    cells, there = _read_prediction(pred, registry, guess)
+    cells, there = read_prediction(pred, registry, guess)
     stated = stated_means(pred, registry.genes)
     _check_answers(cells, stated)
     _say_what_is_left_out(cells, there, stated)
@@ -215,14 +203,15 @@ def beside_controls(pred: AnnData, reference: AnnData) -> tuple[Registry, Cells,
     LabelError
         When the reference is a prediction too, or lacks control cells of a context.
     GeneError, ExpressionError, ScaleError
-        When the expression of the reference is not like that of the training file.
+        When the expression of the reference is not like that of the training file, or that of the
+        prediction was changed.
     """
     require_anndata(pred, name="pred")
     require_anndata(reference, name="reference")
     registry = registry_of(pred)
     _refuse_prediction(reference)
     found = read_rows(reference.obs, registry.columns)
-    cells, there = _read_prediction(pred, registry, read_rows(pred.obs, registry.columns))
+    cells, there = read_prediction(pred, registry, read_rows(pred.obs, registry.columns))
     contexts = {condition.context for condition in cells.conditions()}
     if not contexts:
         msg = "The prediction has no treated cells with labels."
@@ -285,40 +274,6 @@ def _say_what_is_left_out(pred: Cells, there: Bool[np.ndarray, " genes"], stated
             "compared: %s",
             *(len(gone), len(asked), listed(gone)),
         )
-
-
-def _read_prediction(
-    pred: AnnData, registry: Registry, rows: Rows
-) -> tuple[Cells, Bool[np.ndarray, " genes"]]:
-    """Predicted cells from ``X``, which was written on a known scale, and which genes it holds.
-
-    Their counts may sum to more than the library size, which is that of the control partner, so
-    what is asked of measured cells cannot be asked of them.
-    """
-    if declared_scale(pred) != "log1p_cp10k":
-        msg = "X of the prediction is no longer on the scale that it was written on, log1p_cp10k."
-        raise ScaleError(msg)
-    columns, genes = align_genes(gene_names(pred), registry.genes, missing="infer")
-    there = np.isin(np.array(registry.genes, dtype=object), np.array(genes, dtype=object))
-    held = pick_columns(read_matrix(pred, None, rows=rows.rows), columns).astype(np.float32)
-    if n_bad := int((~np.isfinite(held.data)).sum()):
-        msg = (
-            f"X of the prediction holds {counted(n_bad, 'value')} that are NaN or infinite, which "
-            "predict never writes. Give the prediction as it was returned."
-        )
-        raise ExpressionError(msg)
-    cells = Cells(
-        log1p=spread_columns(held, np.flatnonzero(there), len(there)),
-        counts=None,
-        library_size=None,
-        genes=registry.genes,
-        names=rows.names,
-        rows=rows.rows,
-        distinct=rows.conditions,
-        condition=rows.condition,
-        n_missing_labels=rows.n_missing,
-    )
-    return cells, there
 
 
 def stated_means(pred: AnnData, genes: tuple[str, ...]) -> Stated:

@@ -4,6 +4,7 @@ import anndata
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 from matplotlib.figure import Figure
 
 import perturbdiff as ptd
@@ -14,6 +15,7 @@ from perturbdiff._errors import (
     GeneOverlapError,
     LabelError,
     NotFittedError,
+    ScaleError,
     UnknownKeyError,
     UnknownLevelError,
 )
@@ -140,6 +142,7 @@ def as_prediction(pred, cells):
     answer = pred[pred.obs["perturbation"] == "P1"].copy()
     rows = np.resize(np.arange(cells.shape[0]), answer.n_obs)
     answer.X = cells[rows]
+    del answer.layers["counts"]
     return answer
 
 
@@ -322,6 +325,56 @@ def test_values_that_are_no_numbers_are_refused_before_they_are_drawn(pred, simu
     for call in (ptd.pl.embedding, ptd.pl.response, ptd.tl.score, ptd.tl.response):
         with pytest.raises(ExpressionError, match="3 values that are NaN or infinite"):
             call(spoilt, reference=simulated_cells)
+
+
+def scaled(values):
+    return sp.csr_matrix(values.toarray() - values.toarray().mean(0))
+
+
+def with_one_below_zero(values):
+    values = values.copy()
+    values.data[0] = -3
+    return values
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (scaled, ExpressionError, "negative values.*looks scaled"),
+        (with_one_below_zero, ExpressionError, "1 negative value,"),
+        (sp.csr_matrix.log1p, ScaleError, "40 of 40 cells: X, layers.* second logarithm"),
+        (lambda values: values * 0, ScaleError, "not log1p of its counts per 10,000 in 40 of 40"),
+    ],
+)
+def test_cells_that_were_changed_are_refused(pred, simulated_cells, change, error, words):
+    changed = pred[pred.obs["perturbation"] == "P1"].copy()
+    changed.X = change(changed.X)
+    for call in (ptd.pl.embedding, ptd.pl.response, ptd.tl.score, ptd.tl.response):
+        with pytest.raises(error, match=words):
+            call(changed, reference=simulated_cells)
+
+
+def test_one_changed_cell_or_library_size_is_counted(pred, simulated_cells):
+    changed = pred.copy()
+    changed.X.data[3] += 0.01
+    with pytest.raises(ScaleError, match="in 1 of 80 cells"):
+        ptd.tl.response(changed, reference=simulated_cells)
+    changed = pred.copy()
+    changed.obs["library_size"] *= 2
+    with pytest.raises(ScaleError, match=r"or obs\['library_size'\] was changed"):
+        ptd.tl.response(changed, reference=simulated_cells)
+
+
+def test_values_that_no_count_says_are_scored(small_model, simulated_cells):
+    gene = small_model.registry.genes[0]
+    made = ptd.tl.predict(
+        simulated_cells, small_model, perturbations=["P1"], contexts=T1, n_cells=16,
+        constraints=[ptd.Observed([gene], np.full((16, 1), 1.234567))],
+    )  # fmt: skip
+    counts = made[:, gene].layers["counts"].toarray()
+    assert (counts != np.rint(counts)).any()
+    ptd.tl.score(made, reference=simulated_cells)
+    ptd.tl.response(made, reference=simulated_cells)
 
 
 def test_a_number_of_panels_that_does_not_fit_is_refused(pred, simulated_cells):
