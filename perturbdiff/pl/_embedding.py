@@ -18,6 +18,7 @@ from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.data._genes import principal_axes
 from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._titles import labels_of, name_lines, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +87,7 @@ def embedding(
     panels = make_panels(len(comparison.conditions), ax, size=4.2)
     for panel, condition in zip(panels, comparison.conditions, strict=True):
         _draw(panel, _kinds(comparison, condition, baseline))
-        panel.set_title(str(condition), fontsize=10)
+        set_title(panel, name_lines(labels_of(condition, comparison.registry)))
     if ax is None:
         figure = panels[0].get_figure(root=True)
         assert figure is not None

@@ -15,6 +15,7 @@ from perturbdiff.data._comparison import compare
 from perturbdiff.metrics import mae_shift, pearson_shift
 from perturbdiff.pl._labels import name_points
 from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._titles import labels_of, name_lines, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +78,8 @@ def response(
             genes=comparison.reference.genes,
             n_genes=n_genes,
         )
-        panel.set_title(f"{condition}\nPearson {correlation:.3f}, MAE {error:.3f}", fontsize=10)
+        named = name_lines(labels_of(condition, comparison.registry))
+        set_title(panel, [*named, f"Pearson {correlation:.3f}, MAE {error:.3f}"])
     finish(panels, show=show, save=save)
     return panels
 

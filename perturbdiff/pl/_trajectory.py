@@ -17,6 +17,7 @@ from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.pl._embedding import STYLES
 from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._titles import name_lines, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +95,7 @@ def trajectory(
                 label="real treated", marker="+", color=STYLES["real treated"]["color"],
             )  # fmt: skip
         _draw(panel, own, along=along)
-        panel.set_title(", ".join(str(name) for name in names), fontsize=10)
+        set_title(panel, name_lines(dict(zip(labels, names, strict=True))))
         shown = [f"{what} ({_UNIT})" for what in genes or ("principal axis 1", "principal axis 2")]
         panel.set(xlabel=shown[0], ylabel=shown[1])
         panel.spines[["top", "right"]].set_visible(False)

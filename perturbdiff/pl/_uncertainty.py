@@ -10,6 +10,7 @@ from anndata import AnnData
 from perturbdiff._errors import UnknownKeyError
 from perturbdiff.config._checks import whole_number
 from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._titles import name_lines, set_title
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +85,7 @@ def uncertainty(
         order = np.argsort(-own["shift"].abs().to_numpy(), kind="stable")[:n_genes]
         flags = [text for column, up, text in _FLAGS if column in own and (own[column] == up).all()]
         _draw(panel, own.iloc[order], dashed=bool(flags))
-        panel.set_title("\n".join([", ".join(str(name) for name in names), *flags]), fontsize=10)
+        set_title(panel, [*name_lines(dict(zip(labels, names, strict=True))), *flags])
     finish(panels, show=show, save=save)
     return panels
 

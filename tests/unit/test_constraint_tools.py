@@ -85,12 +85,27 @@ def test_encoded_controls_are_used_for_all_perturbations(small_model, simulated_
 
 def test_the_run_is_drawn(pred, gene, tmp_path):
     panels = ptd.pl.constraints(pred, save=tmp_path / "run.png")
-    assert len(panels) == 2
+    assert [panel.get_title() for panel in panels] == ["P1\nT1", "P2\nT1"]
     assert (tmp_path / "run.png").stat().st_size > 0
-    labels = [text.get_text() for text in panels[0].get_legend().get_texts()]
-    assert labels[0].startswith(f"{gene} >= 2")
     ends = [line.get_ydata()[-1] for line in panels[0].get_lines()]
     assert ends[-1] in {0.0, 0.5, 1.0}
+    (legend,) = panels[0].get_figure().legends
+    labels = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
+    assert labels[0].startswith(f"{gene} >= 2")
+    # Every constraint has a line, or the legend says why not; dots stand beside the steps.
+    report, course = (pred.uns["perturbdiff"][f"constraint{s}"] for s in ("s", "_course"))
+    asked, followed = set(report["constraint"]), set(course["constraint"])
+    lined = {name for name in asked if any(label == name for label in labels)}
+    assert lined == followed & asked
+    assert {f"{name} (no line: not judged at single steps)" for name in asked - lined} <= {*labels}
+    assert {"without constraints", "cells that are returned"} <= {*labels}
+    steps = set(course["step"])
+    for line in panels[0].get_lines():
+        if line.get_marker() == "o":
+            assert not steps.intersection(line.get_xdata())
+    names = [text.get_text() for text in panels[0].get_xticklabels()]
+    assert (names[0], names[-1]) == ("without", "returned")
+    assert names[-2] == str(max(steps))
     del pred.uns["perturbdiff"]["constraints"]
     with pytest.raises(UnknownKeyError, match="constraints"):
         ptd.pl.constraints(pred)

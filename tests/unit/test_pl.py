@@ -10,9 +10,11 @@ from matplotlib.text import Text
 
 import perturbdiff as ptd
 from perturbdiff._errors import ConfigError, UnknownKeyError
+from perturbdiff.data import Condition
 from perturbdiff.pl._embedding import STYLES
 from perturbdiff.pl._labels import name_points
 from perturbdiff.pl._panels import check_save
+from perturbdiff.pl._titles import name_lines, named, set_title
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ PLOTS = (ptd.pl.response, ptd.pl.embedding)
 def test_one_panel_for_each_condition_with_units_on_its_axes(plot, pred, simulated_cells):
     panels = plot(pred, reference=simulated_cells)
     assert len(panels) == 2
-    for panel, name in zip(panels, ("P1 in T1", "P2 in T1"), strict=True):
+    for panel, name in zip(panels, ("P1\nT1", "P2\nT1"), strict=True):
         assert name in panel.get_title()
         assert "log1p counts per 10,000" in panel.get_xlabel()
         assert "log1p counts per 10,000" in panel.get_ylabel()
@@ -116,6 +118,38 @@ def test_embedding_spreads_real_cells_along_its_first_axis(pred, simulated_cells
     assert np.cov(real.T)[0, 1] == pytest.approx(0, abs=1e-9)
     with pytest.raises(UnknownKeyError, match="effect_prior"):
         ptd.pl.embedding(pred, reference=simulated_cells, baseline="effect_prio")
+
+
+def test_long_names_stay_over_their_own_panel():
+    figure = Figure(figsize=(8, 4))
+    panels = list(figure.subplots(1, 2))
+    labels = {
+        "drug": "Interferon-beta 1a (100 U/ml, 6 h) + Interleukin-6 receptor antibody",
+        "cell": "CD56-dim natural killer cell", "donor": "SLE_patient_1015",
+    }  # fmt: skip
+    for panel in panels:
+        set_title(panel, [*name_lines(labels), "Pearson 0.904, MAE 0.105"])
+        figure.draw_without_rendering()
+        assert panel.title.get_window_extent().width <= 1.1 * panel.get_window_extent().width
+        words = panel.get_title().replace("\n", " ")
+        assert words == ", ".join([*labels.values()]).replace(", CD", " CD") + (
+            " Pearson 0.904, MAE 0.105"
+        )
+    set_title(panels[0], ["x" * 3000, "T cells"])
+    assert panels[0].get_title().endswith("…\nT cells")
+    assert panels[0].title.get_fontsize() < panels[1].title.get_fontsize()
+    set_title(panels[0], ["A$B$"])  # no formula
+    assert not panels[0].title.get_parse_math()
+
+
+def test_a_condition_has_one_name():
+    labels = {"drug": "A+B", "cell": "T", "donor": 1015, "dose": "0.1+10", "hours": np.nan}
+    assert name_lines(labels) == ["A+B", "T, donor 1015, dose 0.1+10"]
+    assert name_lines({"drug": "A", "dose": 0.5, "hours": 6.0}) == ["A", "dose 0.5, hours 6"]
+    assert name_lines({"drug": "A", "dose": "", "hours": None}) == ["A"]
+    whole = Condition(("A", "B"), ("T", "1015"), (0.1, 10.0), 6.0)
+    assert named(whole.name) == whole
+    assert named(Condition(("A",)).name) == Condition(("A",))
 
 
 def test_a_file_has_a_name():

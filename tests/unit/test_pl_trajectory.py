@@ -38,7 +38,7 @@ def test_partners_steps_and_predicted_cells_stand_where_the_table_says(pred, sim
     table = pred.uns["trajectory"]
     assert len(panels) == 2
     for panel, label in zip(panels, ("P1", "P2"), strict=True):
-        assert panel.get_title() == f"{label}, T1"
+        assert panel.get_title() == f"{label}\nT1"
         assert panel.get_xlabel() == "principal axis 1 (log1p counts per 10,000)"
         assert "principal axis 2" in panel.get_ylabel()
         own = table[table["perturbation"] == label]

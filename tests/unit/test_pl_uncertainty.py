@@ -32,7 +32,7 @@ def _closed():
 
 def test_dots_bars_and_what_leaves_out_zero(pred):
     first, second = pl.uncertainty(pred, n_genes=2)
-    assert (first.get_title(), second.get_title()) == ("A, T", "B, T")
+    assert (first.get_title(), second.get_title()) == ("A\nT", "B\nT")
     assert [text.get_text() for text in first.get_yticklabels()] == ["G1", "G2"]
     dots = {line.get_label(): line for line in first.lines if line.get_marker() == "o"}
     assert dots["interval without zero"].get_xdata().tolist() == [-2.0]
