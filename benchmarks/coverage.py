@@ -131,7 +131,9 @@ def spoilt(model: Any, adata: ad.AnnData, pred: ad.AnnData, *, context: str) -> 
     strange.X = sp.csr_matrix(strange.X)[:, order]
     question = {"perturbations": ["stim"], "contexts": [{"cell_type": context}]}
     other = ptd.tl.predict(strange, model, **question, n_cells=N_CELLS, seed=0)
-    one, narrow = pred.copy(), pred.copy()
+    one = pred.copy()
+    del one.layers["counts"]  # which would tell that the cells were changed
+    narrow = one.copy()
     one.X = pred.X[np.zeros(pred.n_obs, dtype=int)]
     dense = pred.X.toarray()
     narrow.X = dense.mean(0) + NARROW * (dense - dense.mean(0))

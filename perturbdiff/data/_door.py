@@ -16,12 +16,11 @@ from perturbdiff.data._cells import Cells, pick_columns
 from perturbdiff.data._checks import check_values, declared_scale
 from perturbdiff.data._conditions import Condition, Rows, read_rows
 from perturbdiff.data._labels import label_of
-from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
+from perturbdiff.data._library import LIBRARY_SIZE, counts_by_size, library_sizes
 from perturbdiff.data._matrix import (
     INFER,
     LEAST_SHARE,
     align_genes,
-    counts_of_log1p,
     gene_names,
     log1p_per_depth,
     read_matrix,
@@ -126,7 +125,9 @@ def read_cells(
         counts: sp.csr_array | None = _whole(matrix)
         log1p = log1p_per_depth(matrix, sizes)
     else:
-        counts = None if sizes is None else counts_of_log1p(matrix, sizes)
+        counts = None
+        if sizes is not None:
+            counts = counts_by_size(matrix, sizes, adata=adata, layer=layer, key=key)
         log1p = matrix.astype(np.float32)
     return Cells(
         log1p=log1p,

@@ -10,7 +10,7 @@ from perturbdiff._errors import ExpressionError, ScaleError
 from perturbdiff._typing import Scale
 from perturbdiff.data._checks import is_prediction
 from perturbdiff.data._labels import column_of
-from perturbdiff.data._matrix import row_sums
+from perturbdiff.data._matrix import counts_of_log1p, place, row_sums
 
 LIBRARY_SIZE = "library_size"
 """Column that is read when none is named, and written to."""
@@ -81,6 +81,47 @@ def library_sizes(
         )
         raise ScaleError(msg)
     return totals
+
+
+def counts_by_size(
+    log1p: sp.csr_array,
+    sizes: Float[np.ndarray, " cells"],
+    *,
+    adata: AnnData,
+    layer: str | None,
+    key: str | None,
+) -> sp.csr_array | None:
+    """Counts that log values and library sizes stand for.
+
+    Parameters
+    ----------
+    log1p
+        Log1p of counts per 10,000, all genes of the file.
+    sizes
+        Library size of each cell.
+    adata, layer, key
+        Where both come from, for the message.
+
+    Returns
+    -------
+    Counts; None for predicted cells with values that no count says, as constraints may ask for.
+
+    Raises
+    ------
+    ScaleError
+        When they are no whole numbers: values or library sizes are not what they are said to be.
+    """
+    counts = counts_of_log1p(log1p, sizes)
+    if counts is None and not is_prediction(adata):
+        msg = (
+            f"The values of {place(layer)} do not fit obs[{key or LIBRARY_SIZE!r}]: undoing the "
+            "logarithm does not give whole counts. Values that were logged twice or scaled, and "
+            "library sizes of other cells or genes, look like that. Give raw counts "
+            "(scale='counts'), name the right column with library_size_key, or take the column out "
+            "of the file, if nothing that needs counts is wanted."
+        )
+        raise ScaleError(msg)
+    return counts
 
 
 def sizes_of_made_cells(

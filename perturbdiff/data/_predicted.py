@@ -64,9 +64,7 @@ def read_prediction(
     return cells, there
 
 
-def _check_as_written(
-    held: sp.csr_array, pred: AnnData, rows: Rows, *, registry: Registry
-) -> None:
+def _check_as_written(held: sp.csr_array, pred: AnnData, rows: Rows, *, registry: Registry) -> None:
     if n_bad := int((~np.isfinite(held.data)).sum()):
         msg = (
             f"X of the prediction holds {counted(n_bad, 'value')} that are NaN or infinite, which "

@@ -229,8 +229,11 @@ def _memory_bytes() -> int | None:
 def require_counts(cells: Cells) -> None:
     """Refuse cells whose counts cannot be told."""
     if cells.counts is None or cells.library_size is None:
+        why = "log values without library sizes"
+        if cells.library_size is not None:
+            why = "predicted cells with values that no count says"
         msg = (
-            "Counts are needed to make cells, but the file holds log values without library sizes. "
+            f"Counts are needed to make cells, but the file holds {why}. "
             "Give raw counts (scale='counts'), or name a column with each cell's counts over all "
             "measured genes (library_size_key=...)."
         )

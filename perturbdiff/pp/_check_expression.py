@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from perturbdiff._errors import PerturbDiffError, counted
 from perturbdiff._typing import Scale
 from perturbdiff.data._checks import check_values, resolve_scale
-from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
+from perturbdiff.data._library import LIBRARY_SIZE, counts_by_size, library_sizes
 from perturbdiff.data._matrix import BLOCK, place, read_matrix
 from perturbdiff.pp._finding import FACT, FAULT, WARNING, Finding, refused
 
@@ -58,7 +58,7 @@ def expression_findings(
         check_values(matrix, declared, adata=adata, layer=layer)
     except PerturbDiffError as error:
         return [*found, refused(error, about="expression", where=where, n=adata.n_obs)]
-    return [*found, *_sizes(adata, matrix, rows, scale=declared, key=key)]
+    return [*found, *_sizes(adata, matrix, rows, scale=declared, key=key, layer=layer)]
 
 
 def _holds_values(matrix: sp.csr_array) -> bool:
@@ -114,12 +114,15 @@ def _sizes(
     *,
     scale: Scale,
     key: str | None,
+    layer: str | None,
 ) -> Iterator[Finding]:
     there = key or (LIBRARY_SIZE if LIBRARY_SIZE in adata.obs else None)
     where = "adata.obs" if there is None else f"obs[{there!r}]"
     names = tuple(adata.var_names.astype(str))
     try:
         sizes = library_sizes(adata, matrix, scale, key=key, measured=names, rows=rows)
+        if scale == "log1p_cp10k" and sizes is not None:
+            counts_by_size(matrix, sizes, adata=adata, layer=layer, key=key)
     except PerturbDiffError as error:
         yield refused(error, about="library size", where=where, n=len(rows))
         return

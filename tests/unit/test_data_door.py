@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
+import perturbdiff as ptd
 from perturbdiff._errors import (
     ConfigError,
     ExpressionError,
@@ -206,8 +207,31 @@ def test_log_values_have_counts_only_with_library_sizes(toy):
     cells = encode(adata, register(adata, scale="log1p_cp10k"))
     assert (cells.counts != counts.counts).nnz == 0
     assert (cells.log1p != counts.log1p).nnz == 0
-    adata.obs["library_size"] = counts.library_size * 1.37
-    assert encode(adata, register(adata, scale="log1p_cp10k")).counts is None
+
+
+@pytest.mark.parametrize("named", [None, "library_size"])
+def test_log_values_must_fit_the_library_sizes(toy, named):
+    adata = ptd.pp.normalize(toy(), copy=True)
+    registry = register(adata, scale="log1p_cp10k", library_size_key=named)
+    for change in ("sizes of other cells", "logged twice"):
+        wrong = adata.copy()
+        if change == "logged twice":
+            wrong.X = np.log1p(adata.X)
+        else:
+            wrong.obs["library_size"] = adata.obs["library_size"].to_numpy()[::-1]
+        with pytest.raises(ScaleError, match=r"do not fit obs\['library_size'\].*logged twice"):
+            encode(wrong, registry)
+        found = ptd.pp.check(
+            wrong,
+            perturbation_key="condition",
+            control="ctrl",
+            covariate_keys=["cell_type"],
+            scale="log1p_cp10k",
+            library_size_key=named,
+        )
+        (fault,) = found[found["level"] == "fault"].to_dict("records")
+        assert fault["about"] == "library size"
+        assert "do not fit obs['library_size']" in fault["found"]
 
 
 # Genes by name
