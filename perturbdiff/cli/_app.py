@@ -10,7 +10,15 @@ from perturbdiff._constants import VERSION
 from perturbdiff._errors import ConfigError
 from perturbdiff.cli._completion import data_sets, settings
 from perturbdiff.cli._doctor import doctor
-from perturbdiff.cli._files import DATASETS, check_out, known_dataset, read, write
+from perturbdiff.cli._files import (
+    DATASETS,
+    check_cells_out,
+    check_out,
+    check_pictures,
+    known_dataset,
+    read,
+    write,
+)
 from perturbdiff.cli._fit import fit
 from perturbdiff.cli._options import (
     AsJson,
@@ -25,6 +33,7 @@ from perturbdiff.cli._profile import profile
 from perturbdiff.cli._runs import fitted, in_short, sampling_of, settings_of
 from perturbdiff.cli._serve import serve
 from perturbdiff.cli._show import (
+    PICTURES,
     draw,
     draw_scores,
     mean_scores,
@@ -152,6 +161,8 @@ def score(
     """
     with plainly(verbose=verbose):
         check_out(out, overwrite=overwrite)
+        if pictures is not None:
+            check_pictures(pictures, PICTURES, overwrite=overwrite)
         guess, truth = read(str(pred)), read(reference)
         from perturbdiff.tl import score as score_cells
 
@@ -190,7 +201,7 @@ def datasets(
             return
         known_dataset(name)
         out = out or Path(f"{name}.h5ad")
-        check_out(out, overwrite=overwrite)
+        check_cells_out(out, overwrite=overwrite)
         adata = read(name)
         write(adata, out)
         if as_json:

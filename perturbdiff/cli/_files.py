@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +37,8 @@ def read(source: str) -> "AnnData":
         adata: AnnData = getattr(shipped, source)()
         return adata
     path = Path(source)
+    if path.is_dir():
+        return _read_zarr(path)
     if not path.is_file():
         if path.suffix or os.sep in source:
             raise ConfigError("file", source, rule="is not there")
@@ -42,6 +47,21 @@ def read(source: str) -> "AnnData":
         return anndata.read_h5ad(path)
     except OSError as error:
         raise ConfigError("file", source, rule="cannot be read as .h5ad") from error
+
+
+def _read_zarr(path: Path) -> "AnnData":
+    import anndata
+
+    if not _is_zarr(path):
+        raise ConfigError("file", str(path), rule="is a folder, and no .zarr of cells")
+    try:
+        return anndata.read_zarr(path)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError("file", str(path), rule="cannot be read as .zarr") from error
+
+
+def _is_zarr(path: Path) -> bool:
+    return any((path / name).is_file() for name in (".zgroup", "zarr.json"))
 
 
 def known_dataset(name: str) -> None:
@@ -78,18 +98,51 @@ def read_wish(path: Path) -> dict[str, Any]:
 
 
 def write(adata: "AnnData", path: Path) -> None:
-    """The whole file or none."""
+    """The whole file or none: a folder where the name ends in .zarr."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
-        adata.write_h5ad(part, compression="gzip")
+        if path.suffix == ".zarr":
+            with warnings.catch_warnings():  # which version of zarr is anndata's own choice
+                warnings.simplefilter("ignore", UserWarning)
+                adata.write_zarr(part)
+        else:
+            adata.write_h5ad(part, compression="gzip")
+        if path.is_dir():
+            shutil.rmtree(path)
         part.replace(path)
     finally:
+        if part.is_dir():
+            shutil.rmtree(part)
         part.unlink(missing_ok=True)
 
 
 def check_out(out: Path, *, overwrite: bool) -> None:
-    if out.exists() and not overwrite:
-        raise ConfigError("out", str(out), rule="is there already; name another, or --overwrite")
+    """Refuse to put a model or a table where something is."""
+    _check_free(out, overwrite=overwrite)
     if out.is_dir() and not (out / "manifest.json").is_file():
         raise ConfigError("out", str(out), rule="is a folder but no saved model; name another")
+
+
+def check_cells_out(out: Path, *, overwrite: bool) -> None:
+    """Refuse a name that says no kind of file of cells, or to put cells where something is."""
+    if out.suffix not in (".h5ad", ".zarr"):
+        raise ConfigError("out", str(out), rule="must end in .h5ad or .zarr, which say what it is")
+    _check_free(out, overwrite=overwrite)
+    if out.is_dir() and not (out.suffix == ".zarr" and _is_zarr(out)):
+        raise ConfigError("out", str(out), rule="is a folder but no .zarr of cells; name another")
+
+
+def check_pictures(folder: Path, names: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse to draw over pictures that are there."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError("pictures", str(folder), rule="is a file; name a folder")
+    there = [name for name in names if (folder / name).exists()]
+    if there and not overwrite:
+        rule = f"holds {there[0]} already; name another, or --overwrite"
+        raise ConfigError("pictures", str(folder), rule=rule)
+
+
+def _check_free(out: Path, *, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise ConfigError("out", str(out), rule="is there already; name another, or --overwrite")

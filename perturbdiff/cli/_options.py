@@ -11,7 +11,7 @@ from perturbdiff._errors import ConfigError
 from perturbdiff.cli._completion import data_or_sampling, runs, settings
 
 Seed = Annotated[int | None, typer.Option(help="Seed of all randomness; 0 unless the config says.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is being done.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="For machines: one JSON object, and nothing else.")

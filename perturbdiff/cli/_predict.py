@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli._files import check_out, read, read_wish, write
+from perturbdiff.cli._files import check_cells_out, read, read_wish, write
 from perturbdiff.cli._options import (
     AsJson,
     ControlWords,
@@ -44,7 +44,7 @@ def predict(
             '"ISG15", "value": 2}], or {"constraints": [...], "enforce": "soft"}.'
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="File of the predicted cells.")] = Path(
+    out: Annotated[Path, typer.Option(help="Predicted cells, .h5ad or .zarr.")] = Path(
         "predicted.h5ad"
     ),
     overrides: Overrides = None,
@@ -60,7 +60,7 @@ def predict(
     with plainly(verbose=verbose):
         data, changes = data_and_settings(words)
         settings = sampling([*(overrides or ()), *changes])
-        check_out(out, overwrite=overwrite)
+        check_cells_out(out, overwrite=overwrite)
         asked = None if contexts is None else [read_context(text) for text in contexts]
         if decoding is not None:
             settings["decoding"] = decoding

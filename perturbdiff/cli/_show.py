@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FAULT, USER_ERROR, INTERRUPTED = 1, 2, 130
 """How a command ends beside 0: something is broken, the request is to be mended, interrupted."""
+PICTURES = ("response.png", "embedding.png", "scores.png")
+"""What a score draws."""
 _SHORT = {
     "pearson_shift": "Pearson ↑",
     "mae_shift": "MAE ↓",

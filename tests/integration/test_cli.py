@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import perturbdiff as ptd
 from perturbdiff._errors import ConfigError
-from perturbdiff.cli import DATASETS, _completion, _doctor, _fit, _runs, _show, app
+from perturbdiff.cli import DATASETS, _completion, _doctor, _files, _fit, _runs, _show, app
 from perturbdiff.cli._options import data_and_settings
 from perturbdiff.config import load_run
 
@@ -504,6 +504,16 @@ BAD = {
         "T1",
     ),
     "no prediction": (["score", "{cells}", "--reference", "{cells}"], "reading"),
+    "no kind of file": (
+        ["predict", "{cells}", "--model", "{bundle}", "--perturbations", "P1", "--out", "a.txt"],
+        "must end in .h5ad or .zarr",
+    ),
+    "a folder that is no zarr": (["fit", "{bundle}", *COLUMNS], "no .zarr of cells"),
+    "a damaged zarr": (["fit", "{damaged}", *COLUMNS], "cannot be read as .zarr"),
+    "pictures into a file": (
+        ["score", "{cells}", "--reference", "{cells}", "--pictures", "{text}"],
+        "is a file; name a folder",
+    ),
     "unknown data set": (["datasets", "kang2018_smal"], "kang2018_small"),
     "no such option": (["fit", "{cells}", "--perturbation_column", "x"], "No such option"),
 }  # fmt: skip
@@ -519,9 +529,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     unscaled = simulated_cells.copy()
     del unscaled.uns["perturbdiff"]
     unscaled.write_h5ad(tmp_path / "unscaled.h5ad")
+    (tmp_path / "damaged.zarr").mkdir()
+    (tmp_path / "damaged.zarr" / "zarr.json").write_text("{")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    places = {"cells": cells, "bundle": bundle, "text": text, "unscaled": "unscaled.h5ad"}
+    places = {
+        "cells": cells, "bundle": bundle, "text": text, "unscaled": "unscaled.h5ad",
+        "damaged": "damaged.zarr",
+    }  # fmt: skip
     done = run(*(word.format(**places) for word in words))
     assert done.exit_code == 2, done.output
     if case != "no such option":
@@ -539,6 +554,48 @@ def test_overwriting_is_asked_for(cells, bundle, predicted, tmp_path):
     assert run(*words).exit_code == 0
     assert run(*words).exit_code == 2
     assert run(*words, "--overwrite").exit_code == 0
+
+
+def test_cells_are_read_and_written_as_zarr(simulated_cells, bundle, cells, tmp_path):
+    file, out = tmp_path / "cells.zarr", tmp_path / "predicted.zarr"
+    _files.write(simulated_cells, file)
+    words = ["predict", file, "--model", bundle, "--perturbations", "P1", "--n-cells", 4]
+    words += ["--contexts", "cell_type=T1", "--out", out]
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    assert (out / "zarr.json").is_file() or (out / ".zgroup").is_file()
+    same = ptd.tl.predict(
+        simulated_cells, ptd.load(bundle), perturbations=["P1"],
+        contexts=[{"cell_type": "T1"}], n_cells=4,
+    )  # fmt: skip
+    written = anndata.read_zarr(out)
+    np.testing.assert_array_equal(written.X.toarray(), same.X.toarray())
+    assert run(*words).exit_code == 2
+    assert run(*words, "--overwrite").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.zarr", "predicted.zarr"]
+    for folder in (tmp_path, bundle):  # no folder of something else is ever replaced
+        taken = folder.with_name(f"{folder.name}.zarr")
+        taken.mkdir()
+        done = run(*words[:-1], taken, "--overwrite")
+        assert done.exit_code == 2
+        assert "no .zarr of cells" in done.stderr
+        taken.rmdir()
+    table = tmp_path / "scores.csv"
+    assert run("score", out, "--reference", file, "--out", table).exit_code == 0
+
+
+def test_pictures_are_not_drawn_over(cells, predicted, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "scores.png").write_text("mine")
+    words = ["score", predicted, "--reference", cells, "--out", tmp_path / "scores.csv"]
+    done = run(*words, "--pictures", folder)
+    assert done.exit_code == 2
+    assert "holds scores.png already" in done.stderr
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["scores.png"]
+    assert (folder / "scores.png").read_text() == "mine"
+    assert run(*words, "--pictures", folder, "--overwrite").exit_code == 0
+    assert (folder / "scores.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_overwriting_a_folder_that_is_no_model_is_refused(cells, tmp_path):
