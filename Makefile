@@ -10,9 +10,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 help:
 	@echo "make demo         install into .venv, fit and predict the shipped real cells, write demo/"
 	@echo "make test         install into .venv-test; format, lint, types, contracts, tests"
-	@echo "make notebooks    run the notebooks in place (after make test); some: NAMES='01 03'"
-	@echo "make docs         build the documentation into docs/_build (after make test)"
-	@echo "make format       format and sort imports (after make test)"
+	@echo "make notebooks    run the notebooks in place; some: NAMES='01 03'"
+	@echo "make docs         build the documentation into docs/_build"
+	@echo "make format       format and sort imports"
 	@echo "make constraints  choose versions anew and write constraints.txt"
 
 # A virtual environment with torch from the constraints.
@@ -41,13 +41,13 @@ test: .venv-test/ready
 	.venv-test/bin/lint-imports
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv-test/bin/python -m pytest $(ARGS)
 
-notebooks:
+notebooks: .venv-test/ready
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv-test/bin/python -m notebooks.execute $(NAMES)
 
-docs:
+docs: .venv-test/ready
 	.venv-test/bin/python -m sphinx -W -n --keep-going docs docs/_build
 
-format:
+format: .venv-test/ready
 	.venv-test/bin/ruff check --fix .
 	.venv-test/bin/ruff format .
 
