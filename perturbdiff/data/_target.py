@@ -1,9 +1,79 @@
-"""Where results are written: into a file as it is, or into a copy of it."""
+"""Where results are written: into a file as it is, or into a copy of it, under which name."""
 
+from collections.abc import Collection
+from typing import Final
+
+import pandas as pd
 from anndata import AnnData
 
-from perturbdiff._errors import ConfigError
+from perturbdiff._constants import UNS_KEY
+from perturbdiff._errors import ConfigError, UnknownKeyError, listed
 from perturbdiff._logging import logger
+
+_TAKEN: Final = (UNS_KEY, "log1p", "_index")  # by this package, by scanpy, by files
+
+
+def result_key(key: object, *, taken: Collection[str | None] = ()) -> str:
+    """The name that a result is written under, refused where it would be lost or do harm.
+
+    Parameters
+    ----------
+    key
+        As given: ``key_added``.
+    taken
+        Names that hold something else, beside those that always do.
+
+    Returns
+    -------
+    The name.
+
+    Raises
+    ------
+    ConfigError
+        When it is no text, is empty, holds a slash, or is the name of something else.
+    """
+    if not isinstance(key, str) or not key.strip() or "/" in key:
+        rule = "must be text that is not empty and has no '/', which files take for a folder"
+        raise ConfigError("key_added", key, rule=rule)
+    if key in _TAKEN or key in taken:
+        raise ConfigError("key_added", key, rule="is the name of something else; choose another")
+    return key
+
+
+def table_under(pred: AnnData, key: str, *, columns: Collection[str], writer: str) -> pd.DataFrame:
+    """A table of results in ``uns``.
+
+    Parameters
+    ----------
+    pred
+        Prediction.
+    key
+        Where the table is.
+    columns
+        Columns by which such a table is known.
+    writer
+        The function that writes it, for messages.
+
+    Raises
+    ------
+    UnknownKeyError
+        When there is nothing under that key.
+    ConfigError
+        When there is something else.
+    """
+    fitting = {
+        name: entry
+        for name, entry in pred.uns.items()
+        if isinstance(entry, pd.DataFrame) and set(columns) <= set(entry.columns)
+    }
+    if key in fitting:
+        return fitting[key]
+    if key not in pred.uns:
+        where = f"uns of the prediction (written by {writer})"
+        raise UnknownKeyError(where, key, known=list(fitting))
+    found = "another table" if isinstance(pred.uns[key], pd.DataFrame) else "something else"
+    there = f"those of {writer} here: {listed(fitting)}" if fitting else f"call {writer} first"
+    raise ConfigError("key", key, rule=f"holds {found} than {writer} writes; {there}")
 
 
 def target_of(adata: AnnData, *, copy: bool) -> AnnData:

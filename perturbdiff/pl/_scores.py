@@ -9,6 +9,7 @@ import pandas as pd
 from anndata import AnnData
 
 from perturbdiff._errors import ConfigError, UnknownKeyError
+from perturbdiff.data._target import table_under
 from perturbdiff.metrics import METRICS
 from perturbdiff.pl._panels import check_save, finish, make_panels
 
@@ -67,8 +68,8 @@ def scores(
     UnknownKeyError
         When ``pred`` has no such table, or there is no such metric; names the nearest.
     ConfigError
-        When no metric is asked for or defined, the number of panels given does not fit, or
-        ``save`` is of no known kind.
+        When the key holds something else, no metric is asked for or defined, the number of panels
+        given does not fit, or ``save`` is of no known kind.
     """
     check_save(save)
     table = _table(pred, key)
@@ -88,11 +89,7 @@ def scores(
 
 
 def _table(pred: AnnData, key: str) -> pd.DataFrame:
-    table = pred.uns.get(key)
-    if not isinstance(table, pd.DataFrame) or not {"method", "cells"} <= set(table.columns):
-        where = "uns of the prediction (scores are written by tl.score)"
-        known = [name for name, entry in pred.uns.items() if isinstance(entry, pd.DataFrame)]
-        raise UnknownKeyError(where, key, known=known)
+    table = table_under(pred, key, columns=("method", "cells"), writer="tl.score")
     return table.assign(method=table["method"].astype(str), cells=table["cells"].astype(str))
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from perturbdiff._errors import ConfigError, LabelError, UnknownKeyError
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
+from perturbdiff.data._target import table_under
 from perturbdiff.pl._embedding import STYLES
 from perturbdiff.pl._panels import check_save, finish, make_panels
 from perturbdiff.pl._titles import name_lines, set_title
@@ -75,8 +76,8 @@ def trajectory(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     ConfigError
-        When other than two genes are named, the number of panels given does not fit, or ``save`` is
-        of no known kind.
+        When the key holds something else, other than two genes are named, the number of
+        panels given does not fit, or ``save`` is of no known kind.
     """
     check_save(save)
     table = _table(pred, key)
@@ -114,12 +115,7 @@ def trajectory(
 
 
 def _table(pred: AnnData, key: str) -> pd.DataFrame:
-    table = pred.uns.get(key)
-    if not isinstance(table, pd.DataFrame) or not set(table.columns) >= _FIXED:
-        where = "uns of the prediction (trajectories are written by tl.trajectory)"
-        known = [name for name, entry in pred.uns.items() if isinstance(entry, pd.DataFrame)]
-        raise UnknownKeyError(where, key, known=known)
-    return table
+    return table_under(pred, key, columns=_FIXED, writer="tl.trajectory")
 
 
 def _n_labels(table: pd.DataFrame) -> int:

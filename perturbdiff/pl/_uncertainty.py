@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from perturbdiff._errors import UnknownKeyError
 from perturbdiff.config._checks import whole_number
+from perturbdiff.data._target import table_under
 from perturbdiff.pl._panels import check_save, finish, make_panels
 from perturbdiff.pl._titles import name_lines, set_title
 
@@ -68,16 +68,12 @@ def uncertainty(
     UnknownKeyError
         When ``pred`` has no such table.
     ConfigError
-        When ``n_genes`` is below 1, the number of panels given does not fit, or ``save`` is of no
-        known kind.
+        When the key holds something else, ``n_genes`` is below 1, the number of panels given does
+        not fit, or ``save`` is of no known kind.
     """
     check_save(save)
     n_genes = whole_number("n_genes", n_genes, least=1)
-    table = pred.uns.get(key)
-    if not isinstance(table, pd.DataFrame) or not set(_NEEDED) <= set(table.columns):
-        where = "uns of the prediction (intervals are written by tl.uncertainty)"
-        known = [name for name, entry in pred.uns.items() if isinstance(entry, pd.DataFrame)]
-        raise UnknownKeyError(where, key, known=known)
+    table = table_under(pred, key, columns=_NEEDED, writer="tl.uncertainty")
     labels = [name for name in table.columns if name not in _VALUES]
     groups = list(table.groupby(labels, sort=False, observed=True, dropna=False))
     panels = make_panels(len(groups), ax, size=4.2)

@@ -11,7 +11,7 @@ from perturbdiff.data._library import LIBRARY_SIZE, library_sizes
 from perturbdiff.data._matrix import gene_names, read_matrix
 from perturbdiff.data._registry import Registry
 from perturbdiff.data._splits import Holdout
-from perturbdiff.data._target import target_of
+from perturbdiff.data._target import result_key, target_of
 from perturbdiff.data._training_cells import training_cells
 
 
@@ -69,6 +69,7 @@ def select_genes(  # noqa: PLR0913 - the columns of from_anndata
     GeneError, ScaleError, ExpressionError
         When genes are there twice, or the numbers are not what was declared.
     """
+    key_added = result_key(key_added)
     gene_names(adata)
     if adata.isbacked and not copy:
         raise ConfigError("copy", copy, rule="a backed AnnData is not written to; pass copy=True")

@@ -7,7 +7,7 @@ from anndata import AnnData
 
 from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
-from perturbdiff.data._target import target_of
+from perturbdiff.data._target import result_key, target_of
 from perturbdiff.tl._model import require_model
 
 if TYPE_CHECKING:
@@ -73,11 +73,12 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     ConstraintError, GeneError
         When the wish cannot hold or names unknown genes.
     ConfigError
-        When there is no wish, or ``at_once`` is below 1.
+        When there is no wish, ``at_once`` is below 1, or ``key_added`` cannot be written to.
     UnknownLevelError, LabelError
         When a perturbation or context is unknown, or has no control cells.
     """
     require_model(model)
+    key_added = result_key(key_added, taken=[model.registry.embedding_key])
     from perturbdiff.model._constrained import Wish  # noqa: PLC0415 - slow to import
     from perturbdiff.model._constrained_ranking import rank_by_wish  # noqa: PLC0415
 

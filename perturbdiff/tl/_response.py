@@ -11,11 +11,11 @@ import pandas as pd
 import scipy.sparse as sp
 from anndata import AnnData
 
-from perturbdiff._errors import ConfigError, LabelError, UnknownKeyError, counted
-from perturbdiff.config._checks import whole_number
+from perturbdiff._errors import ConfigError, LabelError, counted
+from perturbdiff.config._checks import finite_number, whole_number
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._comparison import beside_controls
-from perturbdiff.data._target import target_of
+from perturbdiff.data._target import result_key, table_under, target_of
 from perturbdiff.tl._labels import condition_labels
 
 VALUES: Final = (
@@ -59,6 +59,8 @@ def response(
 
     Raises
     ------
+    ConfigError
+        When ``key_added`` is empty, holds a slash, or is the name of something else.
     UnknownKeyError
         When ``pred`` is no prediction, or the reference lacks a column.
     LabelError
@@ -67,6 +69,7 @@ def response(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     """
+    key_added = result_key(key_added)
     registry, cells, controls = beside_controls(pred, reference)
     parts = list(_tables(registry, cells, controls))
     table = pd.concat(parts, ignore_index=True)
@@ -105,16 +108,14 @@ def response_genes(
     UnknownKeyError
         When there is no such table.
     ConfigError
-        When ``n_genes`` is below 1 or ``fdr`` is not between 0 and 1.
+        When the key holds something else, ``n_genes`` is below 1, or ``fdr`` is not between 0 and
+        1.
     """
     n_genes = whole_number("n_genes", n_genes, least=1)
+    fdr = finite_number("fdr", fdr)
     if not 0 < fdr <= 1:
         raise ConfigError("fdr", fdr, rule="must be above 0 and at most 1")
-    found = pred.uns.get(key)
-    if not isinstance(found, pd.DataFrame) or not set(VALUES) <= set(found.columns):
-        where = "uns of the prediction"
-        tables = [name for name, entry in pred.uns.items() if isinstance(entry, pd.DataFrame)]
-        raise UnknownKeyError(where, key, known=tables)
+    found = table_under(pred, key, columns=VALUES, writer="tl.response")
     labels = [name for name in found.columns if name not in VALUES]
     order = np.argsort(-found["score"].abs().to_numpy(), kind="stable")
     # Labels may be missing, such as the time of a condition that has none.

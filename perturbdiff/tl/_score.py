@@ -17,7 +17,7 @@ from perturbdiff._errors import MetricError
 from perturbdiff.config._checks import whole_number
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
-from perturbdiff.data._target import target_of
+from perturbdiff.data._target import result_key, target_of
 from perturbdiff.metrics import (
     CONDITION_METRICS,
     Projection,
@@ -106,6 +106,8 @@ def score(
 
     Raises
     ------
+    ConfigError
+        When ``key_added`` is empty, holds a slash, or is the name of something else.
     UnknownKeyError
         When ``pred`` is no prediction, or the reference lacks a column.
     LabelError
@@ -113,6 +115,7 @@ def score(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     """
+    key_added = result_key(key_added)
     seed = whole_number("seed", seed, least=0)
     table = _table(compare(pred, reference), str(pred.uns[UNS_KEY].get("model", "model")), seed)
     target = target_of(pred, copy=copy)

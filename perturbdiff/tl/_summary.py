@@ -5,7 +5,7 @@ from typing import Final
 import pandas as pd
 from anndata import AnnData
 
-from perturbdiff._errors import UnknownKeyError
+from perturbdiff.data._target import table_under
 from perturbdiff.metrics import CONDITION_METRICS
 
 SCORES: Final = (*CONDITION_METRICS, "discrimination")
@@ -29,14 +29,11 @@ def summarise_scores(pred: AnnData, *, key: str = "score") -> pd.DataFrame:
     Raises
     ------
     UnknownKeyError
-        When there is no such table.
+        When there is nothing under that key.
+    ConfigError
+        When there is something else.
     """
-    if key not in pred.uns:
-        where = "uns of the prediction"
-        raise UnknownKeyError(
-            where, key, known=[name for name in pred.uns if name != "perturbdiff"]
-        )
-    table: pd.DataFrame = pred.uns[key]
+    table = table_under(pred, key, columns=("method", "cells", *SCORES), writer="tl.score")
     groups = table.assign(method=table["method"].astype(str), cells=table["cells"].astype(str))
     grouped = groups.groupby(["method", "cells"], sort=False)
     means = grouped[list(SCORES)].mean()

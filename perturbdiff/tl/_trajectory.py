@@ -19,7 +19,7 @@ from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._comparison import beside_controls
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.data._target import target_of
+from perturbdiff.data._target import result_key, target_of
 from perturbdiff.model import SetDiffusion
 from perturbdiff.model._trajectory import Walk, walks
 from perturbdiff.tl._labels import condition_labels
@@ -86,7 +86,8 @@ def trajectory(
     Raises
     ------
     ConfigError
-        When the model has no denoising steps or did not make ``pred``, or a setting makes no sense.
+        When the model has no denoising steps or did not make ``pred``, or a setting (``key_added``
+        among them) makes no sense.
     ConstraintError
         When the cells were made under constraints, which change the steps.
     LabelError
@@ -96,6 +97,7 @@ def trajectory(
     GeneError, ExpressionError, ScaleError
         As in :func:`~perturbdiff.tl.response`.
     """
+    key_added = result_key(key_added)
     n_cells = whole_number("n_cells", n_cells, least=1)
     maker = _maker(pred, model)
     registry, cells, controls = beside_controls(pred, reference)

@@ -14,9 +14,10 @@ from scipy.special import ndtri
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import ConfigError, MetricError, listed
 from perturbdiff._logging import logger
+from perturbdiff.config._checks import finite_number
 from perturbdiff.data import Cells, Condition
 from perturbdiff.data._comparison import beside_controls
-from perturbdiff.data._target import target_of
+from perturbdiff.data._target import result_key, target_of
 from perturbdiff.prior import EffectPrior
 from perturbdiff.prior._summary import moments
 from perturbdiff.tl._flags import Flags, Population
@@ -101,11 +102,13 @@ def uncertainty(
     MetricError
         With fewer than 5 training conditions, whose errors say too little.
     ConfigError
-        When ``level`` is not between 0.5 and 1, or the model is none, has no effect prior or other
-        genes.
+        When ``level`` is not between 0.5 and 1, ``key_added`` cannot be written to, or the model is
+        none, has no effect prior or other genes.
     UnknownKeyError, LabelError, GeneError, ExpressionError, ScaleError
         As in :func:`~perturbdiff.tl.response`.
     """
+    key_added = result_key(key_added)
+    level = finite_number("level", level)
     if not 0.5 <= level < 1:
         raise ConfigError("level", level, rule="must be at least 0.5 and below 1")
     require_model(model)

@@ -233,6 +233,19 @@ CASES = {
     "a gene as a number": ("ptd.FoldChange([1], 2.0)", "FoldChange.gene = [1]: must be the name"),
     "a value in words": ("ptd.AtLeast('g1', '2')", "AtLeast.value = '2': must be a number"),
     "a share in words": ("ptd.KnockDown('g1', '2')", "KnockDown.remaining = '2': must be a num"),
+    "a level in words": (
+        "ptd.tl.uncertainty(pred, model, reference=adata, level='0.9')",
+        "level = '0.9': must be a number",
+    ),
+    "a rate in words": ("ptd.tl.response_genes(pred, fdr='a')", "fdr = 'a': must be a number"),
+    "a table under a number": (
+        "ptd.tl.score(pred, reference=adata, key_added=5)",
+        "key_added = 5: must be text",
+    ),
+    "a table under nothing": (
+        "ptd.tl.response(pred, reference=adata, key_added=None)",
+        "key_added = None: must be text",
+    ),
     "a picture of no kind": (
         "ptd.pl.response(pred, reference=adata, save='x.xyz')",
         "save = 'x.xyz': must end in one of",
