@@ -20,6 +20,7 @@ from perturbdiff.cli._files import (
     write,
 )
 from perturbdiff.cli._fit import fit
+from perturbdiff.cli._group import OneLineGroup
 from perturbdiff.cli._options import (
     AsJson,
     Overrides,
@@ -47,6 +48,7 @@ from perturbdiff.config._labels import read_labels
 
 app = typer.Typer(
     name="perturbdiff",
+    cls=OneLineGroup,
     help=(
         "Predict what a perturbation does to single cells in contexts where nobody measured it.\n\n"
         "Start with `perturbdiff demo`. On your own file, `fit` learns from cells measured with "

@@ -19,6 +19,7 @@ from perturbdiff.cli._options import (
     data_and_settings,
 )
 from perturbdiff.cli._runs import (
+    carried_over,
     fitted,
     in_short,
     keep_settings,
@@ -90,7 +91,10 @@ def fit(
     Example: perturbdiff fit cells.h5ad --perturbation-key condition --control ctrl
     --covariate-keys cell_type --scale counts --out bundle
 
-    Example: perturbdiff fit --config laptop data.path=cells.h5ad train.max_steps=400
+    Example: perturbdiff fit --config laptop train.max_steps=400
+
+    A shipped run also says columns, library sizes and holdout, of its own cells: with a file of
+    yours, name them too.
     """
     with plainly(verbose=verbose, resumable=checkpoint_dir):
         data, changes = data_and_settings(words)
@@ -105,7 +109,8 @@ def fit(
             "data.n_top_genes": n_top_genes,
             "seed": seed,
         }
-        run = settings_of(config, [*(overrides or ()), *changes], chosen)
+        said = [*(overrides or ()), *changes]
+        run = settings_of(config, said, chosen)
         if print_config:
             say(spelled(run))
             return
@@ -114,6 +119,10 @@ def fit(
         if resume and checkpoint_dir is None:
             raise ConfigError("resume", resume, rule="needs --checkpoint-dir")
         tell(in_short(run))
+        named = {name for name, value in chosen.items() if value is not None}
+        named |= {text.partition("=")[0].strip() for text in said}
+        if kept := carried_over(config, run, named):
+            tell(kept)
         adata = read(run.data.source)
         model = fitted(adata, run, {"checkpoint_dir": checkpoint_dir, "resume": resume})
         if overwrite and out.is_dir():

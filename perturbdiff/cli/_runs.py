@@ -1,12 +1,13 @@
 """From options to settings, and from settings to a fitted model."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perturbdiff._errors import ConfigError
+from perturbdiff.cli._files import DATASETS
 from perturbdiff.cli._show import for_people
 from perturbdiff.config import load_run
 from perturbdiff.config._runs import RUN_FILE
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from perturbdiff.config import RunConfig
     from perturbdiff.model import CausalBaseline, SetDiffusion
 
+_ABOUT_CELLS = ("perturbation_key", "control", "covariate_keys", "library_size_key", "holdout")
 _SECTIONS = {"set_diffusion": ("model", "sample"), "causal_baseline": ("decoder", "decode")}
 
 
@@ -37,6 +39,26 @@ def settings_of(
                 rule = f"is about a {kind}; the settings of a {run.kind} are {own}"
                 raise ConfigError("setting", text, rule=rule)
     return run
+
+
+def carried_over(config: str | None, run: "RunConfig", named: Collection[str]) -> str:
+    """What a run about a shipped data set still says of it where other cells are named.
+
+    ``named`` are the settings that were named beside it.
+    """
+    usual = None if config is None else load_run(config).data
+    if usual is None or usual.source not in DATASETS or run.data.source == usual.source:
+        return ""
+    held = {
+        name: getattr(run.data, name)
+        for name in _ABOUT_CELLS
+        if getattr(run.data, name) and f"data.{name}" not in named
+    }
+    said = ", ".join(f"{name} {json.dumps(value)}" for name, value in held.items())
+    return said and (
+        f"Still as in {config}, whose cells are {usual.source}: {said}. "
+        "Name those of your own file if they differ."
+    )
 
 
 def plain_settings(run: "RunConfig") -> dict[str, Any]:

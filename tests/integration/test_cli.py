@@ -216,6 +216,18 @@ def test_a_shipped_run_fits_by_its_path_and_takes_other_cells(cells, tmp_path):
     done = run("fit", "--config", laptop, *words, *settings("data.library_size_key=null"))
     assert done.exit_code == 0, done.output
     assert ptd.load(tmp_path / "bundle").registry.perturbations.levels == ("P1", "P2")
+    assert "Still as in" not in done.output  # all was named
+
+
+def test_what_a_shipped_run_says_of_its_own_cells_is_told():
+    own = {"data.source": "mine.h5ad", "data.control": ["DMSO"]}
+    said = _runs.carried_over("laptop", _runs.settings_of("laptop", (), own), {*own})
+    assert 'perturbation_key "condition"' in said
+    assert 'holdout {"cell_type": ["NK"]}' in said
+    assert "control" not in said.partition(": ")[2]
+    for config, source in (("laptop", "kang2018_small"), (None, "mine.h5ad")):
+        run = _runs.settings_of(config, (), {"data.source": source})
+        assert _runs.carried_over(config, run, ()) == ""
 
 
 def test_settings_may_stand_by_themselves(monkeypatch, tmp_path):
@@ -516,6 +528,12 @@ BAD = {
     ),
     "unknown data set": (["datasets", "kang2018_smal"], "kang2018_small"),
     "no such option": (["fit", "{cells}", "--perturbation_column", "x"], "No such option"),
+    "a seed that is no number": (
+        ["score", "{cells}", "--reference", "a", "--seed", "x"],
+        "'--seed'",
+    ),
+    "an option left out": (["predict", "{cells}", "--perturbations", "P1", "--json"], "--model"),
+    "no such command": (["predikt"], "predict"),
 }  # fmt: skip
 
 
@@ -539,10 +557,11 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     }  # fmt: skip
     done = run(*(word.format(**places) for word in words))
     assert done.exit_code == 2, done.output
-    if case != "no such option":
-        lines = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-        assert len(lines) == 1
-        assert any(part in lines[0] for part in says.split("|")), lines
+    lines = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1
+    assert any(part in lines[0] for part in says.split("|")), lines
+    if case in ("no such option", "a seed that is no number", "an option left out"):
+        assert done.stderr.splitlines() == lines
     assert "Traceback" not in done.output
     assert sorted(tmp_path.rglob("*")) == before
 
