@@ -53,6 +53,20 @@ def whole_number(name: str, value: object, *, least: int | None = None) -> int:
     return number
 
 
+def seed_number(value: object) -> int:
+    """The value as a seed, which files and other languages hold in 64 bits with a sign.
+
+    Raises
+    ------
+    ConfigError
+        When it is no whole number, is below 0, or is 2**63 or more.
+    """
+    number = whole_number("seed", value, least=0)
+    if number >= 2**63:
+        raise ConfigError("seed", value, rule="must be below 2**63, which files can hold")
+    return number
+
+
 def finite_number(name: str, value: object) -> float:
     """The value as a float, refused where it is no finite number.
 

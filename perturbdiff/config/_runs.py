@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from perturbdiff._errors import ConfigError, UnknownKeyError
 from perturbdiff._typing import ModelKind
-from perturbdiff.config._checks import whole_number
+from perturbdiff.config._checks import seed_number, whole_number
 from perturbdiff.config._serve import ServeConfig
 from perturbdiff.config._settings import (
     DecodeConfig,
@@ -110,7 +110,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         whole_number("n_cells", self.n_cells, least=1)
-        whole_number("seed", self.seed, least=0)
+        seed_number(self.seed)
 
 
 PARTS: dict[str, type] = {

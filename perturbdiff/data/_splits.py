@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from perturbdiff._errors import ConfigError, SplitError, UnknownKeyError, UnknownLevelError, listed
+from perturbdiff.config._checks import seed_number
 from perturbdiff.data._cells import Cells
 from perturbdiff.data._conditions import Condition
 from perturbdiff.data._labels import canonical, label_of
@@ -112,7 +113,7 @@ def random_holdout(
     Raises
     ------
     ConfigError
-        When the fraction is not between 0 and 1.
+        When the fraction is not between 0 and 1, or the seed is none.
     SplitError
         When there are fewer than two to choose from (or no combination).
     """
@@ -138,7 +139,7 @@ def random_holdout(
         msg = f"There are {len(choices)} of kind {kind!r} to choose from; {least} are needed."
         raise SplitError(msg)
     number = min(max(1, round(fraction * len(choices))), max(1, len(choices) - 1))
-    order = np.random.default_rng(seed).permutation(len(choices))
+    order = np.random.default_rng(seed_number(seed)).permutation(len(choices))
     return [choices[place] for place in sorted(order[:number])]
 
 

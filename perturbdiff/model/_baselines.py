@@ -5,7 +5,7 @@ control partners.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,9 +14,9 @@ from anndata import AnnData
 from jaxtyping import Float
 
 import perturbdiff.prior as on_arrays
-from perturbdiff._errors import ConfigError, NotFittedError
+from perturbdiff._errors import ConfigError, NotFittedError, UnknownKeyError
 from perturbdiff.config import NetworkConfig, SampleConfig
-from perturbdiff.config._checks import whole_number
+from perturbdiff.config._checks import seed_number
 from perturbdiff.data import Condition, Registry
 from perturbdiff.data._splits import Holdout
 from perturbdiff.model._bundle import Parts
@@ -70,6 +70,7 @@ class BaselinePredictor(Predictor):
         holdout: Holdout | None = None,
         n_top_genes: int | None = 2000,
         seed: int = 0,
+        **settings: Any,
     ) -> Self:
         """Learn from the cells that are not held out.
 
@@ -83,6 +84,8 @@ class BaselinePredictor(Predictor):
             Highly variable genes to work on, chosen from training cells; ``None`` for all.
         seed
             Seed of baselines that draw anything.
+        settings
+            For models with a network; a baseline has none, and refuses them.
 
         Returns
         -------
@@ -94,8 +97,16 @@ class BaselinePredictor(Predictor):
             When nothing is left to learn from, or a label is unknown.
         ScaleError, ExpressionError, GeneError
             When the expression is not what was declared.
+        ConfigError, UnknownKeyError
+            When settings of a network are given, or a keyword is unknown.
         """
-        seed, n_axes = whole_number("seed", seed, least=0), NetworkConfig().n_axes
+        for name, value in settings.items():
+            if name in ("network", "train", "options"):
+                rule = f"a {type(self).__name__} has no network to train; leave {name} out"
+                raise ConfigError(name, value, rule=rule)
+            known = ["holdout", "n_top_genes", "seed"]
+            raise UnknownKeyError(f"{type(self).__name__}.fit", name, known=known)  # noqa: EM102
+        seed, n_axes = seed_number(seed), NetworkConfig().n_axes
         data = prepare(
             adata, self.registry, holdout=holdout, n_top_genes=n_top_genes, n_axes=n_axes
         )
@@ -106,6 +117,17 @@ class BaselinePredictor(Predictor):
         self._controls = data.cells.take(data.cells.is_control)
         self.registry, self.split_hash = data.registry, data.split_hash
         return self
+
+    def quote(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to be quoted: a baseline has no network whose calls could be counted.
+
+        Raises
+        ------
+        ConfigError
+            Always.
+        """
+        rule = "has no network whose time could be told before it runs; call predict"
+        raise ConfigError("model", type(self).__name__, rule=rule)
 
     def predict(  # noqa: PLR0913 - each is something that a question may name
         self,
@@ -164,7 +186,7 @@ class BaselinePredictor(Predictor):
         ConfigError
             When settings of a sampler are given, or ``cells`` is neither.
         """
-        seed = whole_number("seed", seed, least=0)
+        seed = seed_number(seed)
         if sample is not None:
             rule = "a baseline makes cells without a sampler; leave sample out"
             raise ConfigError("sample", type(sample).__name__, rule=rule)

@@ -11,7 +11,7 @@ from torch import Tensor
 from perturbdiff._errors import ConfigError
 from perturbdiff.autoregressive import ExpressionBins, GeneOrder
 from perturbdiff.config import DecodeConfig, DecoderConfig, TrainConfig
-from perturbdiff.config._checks import settings_of, whole_number
+from perturbdiff.config._checks import seed_number, settings_of
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.guidance import Constraint
@@ -140,7 +140,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
         network: DecoderConfig | None,
         train: TrainConfig | None,
     ) -> CausalLesson:
-        seed = whole_number("seed", seed, least=0)
+        seed = seed_number(seed)
         network = settings_of(DecoderConfig, "network", network)
         train = settings_of(TrainConfig, "train", train, default=CAUSAL_TRAIN)
         data = prepare(
@@ -203,7 +203,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
         """
         if decoding not in ("raw", "transport"):
             raise ConfigError("decoding", decoding, rule="must be 'raw' or 'transport'")
-        seed, wish = whole_number("seed", seed, least=0), Wish.of(constraints, enforce)
+        seed, wish = seed_number(seed), Wish.of(constraints, enforce)
         config, fitted = settings_of(DecodeConfig, "decode", decode), self.fitted
         draft_length = fitted.draft_length(config)
         question = self._ask(

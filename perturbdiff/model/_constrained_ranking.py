@@ -39,6 +39,12 @@ def rank_by_wish(  # noqa: PLR0913 - a question, and how to ask it
     Control cells are read and encoded once for all perturbations of a context. At most ``at_once``
     conditions are held in memory.
     """
+    if not isinstance(model, SetDiffusion):
+        rule = (
+            "does not rank perturbations; a SetDiffusion does. Predict each with tl.predict "
+            "and compare"
+        )
+        raise ConfigError("model", type(model).__name__, rule=rule)
     if at_once < 1:
         raise ConfigError("at_once", at_once, rule="must be at least 1")
     config, fitted = sample or SampleConfig(), model.fitted

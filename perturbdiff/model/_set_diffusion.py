@@ -12,7 +12,7 @@ from torch import Tensor
 from perturbdiff._errors import ConfigError
 from perturbdiff._typing import PrecisionName
 from perturbdiff.config import NetworkConfig, SampleConfig, TrainConfig
-from perturbdiff.config._checks import settings_of, whole_number
+from perturbdiff.config._checks import seed_number, settings_of
 from perturbdiff.data import Registry, SetDataModule
 from perturbdiff.data._splits import Holdout
 from perturbdiff.guidance import Constraint
@@ -144,7 +144,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         network: NetworkConfig | None,
         train: TrainConfig | None,
     ) -> Lesson:
-        seed = whole_number("seed", seed, least=0)
+        seed = seed_number(seed)
         network = settings_of(NetworkConfig, "network", network)
         train = settings_of(TrainConfig, "train", train)
         data = prepare(
@@ -215,7 +215,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             that can be told.
         """
         config = settings_of(SampleConfig, "sample", sample)
-        seed, wish = whole_number("seed", seed, least=0), Wish.of(constraints, enforce)
+        seed, wish = seed_number(seed), Wish.of(constraints, enforce)
         question = self._ask(
             adata,
             perturbations,

@@ -7,6 +7,7 @@ from anndata import AnnData
 
 from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
+from perturbdiff.config._checks import seed_number
 from perturbdiff.data._target import result_key, target_of
 from perturbdiff.tl._model import require_model
 
@@ -73,7 +74,8 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     ConstraintError, GeneError
         When the wish cannot hold or names unknown genes.
     ConfigError
-        When there is no wish, ``at_once`` is below 1, or ``key_added`` cannot be written to.
+        When the model is no ``SetDiffusion``, there is no wish, ``at_once`` is below 1, or ``seed``
+        or ``key_added`` is none.
     UnknownLevelError, LabelError
         When a perturbation or context is unknown, or has no control cells.
     """
@@ -84,7 +86,7 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
 
     if not target:
         raise ConfigError("target", target, rule="needs a constraint or more")
-    registry = model.registry
+    seed, registry = seed_number(seed), model.registry
     known = [level for level in registry.perturbations.levels if level not in registry.control]
     table = rank_by_wish(
         model,

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from perturbdiff._constants import DEPTH, UNS_KEY
 from perturbdiff._errors import MetricError
-from perturbdiff.config._checks import whole_number
+from perturbdiff.config._checks import seed_number
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.data._target import result_key, target_of
@@ -116,7 +116,7 @@ def score(
         When the expression of the reference is not like that of the training file.
     """
     key_added = result_key(key_added)
-    seed = whole_number("seed", seed, least=0)
+    seed = seed_number(seed)
     table = _table(compare(pred, reference), str(pred.uns[UNS_KEY].get("model", "model")), seed)
     target = target_of(pred, copy=copy)
     target.uns[key_added] = table

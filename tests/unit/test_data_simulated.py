@@ -259,6 +259,12 @@ def test_settings_out_of_range_are_refused_by_name(field, value):
         SimulationConfig(**{field: value})
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_no_file_holds_is_refused(seed):
+    with pytest.raises(ConfigError, match=r"^seed = "):
+        simulated(seed=seed)
+
+
 def test_parts_can_be_left_out():
     config = replace(SMALL, doses=(), hours=(), n_pairs=0, n_unseen=0, n_donors=1)
     adata = simulated(config).adata

@@ -124,3 +124,5 @@ def test_a_random_holdout_needs_a_choice(screen):
         random_holdout(single, registry, kind="context", fraction=0.5, seed=0)
     with pytest.raises(ConfigError, match="between 0 and 1"):
         random_holdout(cells, registry, kind="context", fraction=1.0, seed=0)
+    with pytest.raises(ConfigError, match="seed = -1: must be at least 0"):
+        random_holdout(cells, registry, kind="context", fraction=0.5, seed=-1)

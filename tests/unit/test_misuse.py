@@ -77,6 +77,20 @@ CASES = {
     "no seed": ("model.predict(adata, **ask, seed=None)", "seed = None: must be a whole number"),
     "a seed in words": ("model.predict(adata, **ask, seed='a')", "must be a whole number"),
     "a negative seed": ("model.fit(adata, seed=-1)", "seed = -1: must be at least 0"),
+    "a seed that no file holds": (
+        "model.predict(adata, **ask, seed=2**63)",
+        "must be below 2**63, which files can hold",
+    ),
+    "a fit's seed that no file holds": ("model.fit(adata, seed=2**70)", "must be below 2**63"),
+    "a diffusion's seed that no file holds": (
+        "fresh.prepare_training(adata, seed=2**63)",
+        "must be below 2**63",
+    ),
+    "a sibling's seed that no file holds": ("causal.fit(adata, seed=2**63)", "below 2**63"),
+    "a ranking's seed": (
+        "ptd.tl.rank_perturbations(adata, fresh, target=[ptd.AtLeast('G1', 1)], seed='a')",
+        "seed = 'a': must be a whole number",
+    ),
     "a score's seed": ("ptd.tl.score(pred, reference=adata, seed=0.5)", "seed = 0.5"),
     "a diffusion's seed": (
         "ptd.SetDiffusion(model.registry).fit(adata, seed='a')",
@@ -245,6 +259,23 @@ CASES = {
     "a table under nothing": (
         "ptd.tl.response(pred, reference=adata, key_added=None)",
         "key_added = None: must be text",
+    ),
+    "a baseline to rank with": (
+        "ptd.tl.rank_perturbations(adata, model, target=[ptd.AtLeast('G1', 1)])",
+        "model = 'MeanShift': does not rank perturbations; a SetDiffusion does",
+    ),
+    "a sibling to rank with": (
+        "ptd.tl.rank_perturbations(adata, causal, target=[ptd.AtLeast('G1', 1)])",
+        "model = 'CausalBaseline': does not rank perturbations",
+    ),
+    "a quote of a baseline": ("model.quote(adata, n_cells=8)", "'MeanShift': has no network"),
+    "a baseline that trains": (
+        "model.fit(adata, train=ptd.TrainConfig(max_steps=2))",
+        "a MeanShift has no network to train; leave train out",
+    ),
+    "a misspelt setting of a baseline": (
+        "model.fit(adata, n_topgenes=3)",
+        "MeanShift.fit has no 'n_topgenes'. Did you mean 'n_top_genes'?",
     ),
     "a picture of no kind": (
         "ptd.pl.response(pred, reference=adata, save='x.xyz')",

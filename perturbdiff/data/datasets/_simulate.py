@@ -14,6 +14,7 @@ from scipy import sparse
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownLevelError
 from perturbdiff._logging import logger
+from perturbdiff.config._checks import seed_number
 from perturbdiff.data.datasets._expectation import CountNoise, mean_log1p_curve, normal_nodes
 from perturbdiff.data.datasets._world import REFERENCE_HOURS, SimulationConfig, World, draw_world
 
@@ -250,7 +251,7 @@ def simulated(config: SimulationConfig | None = None, *, seed: int = 0) -> Simul
     Raises
     ------
     ConfigError
-        Where a size or strength is out of range; raised by ``SimulationConfig``.
+        Where the seed is none, or a size or strength is out of range (``SimulationConfig``).
 
     Examples
     --------
@@ -261,7 +262,7 @@ def simulated(config: SimulationConfig | None = None, *, seed: int = 0) -> Simul
     >>> simulation.sample(pair, 5).shape
     (5, 500)
     """
-    config = config or SimulationConfig()
+    config, seed = config or SimulationConfig(), seed_number(seed)
     world = draw_world(config, _generator(seed, "world"))
     treatments = _design(config, world)
     empty = Simulation(AnnData(), config, world, treatments, seed)
