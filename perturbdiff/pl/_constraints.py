@@ -11,7 +11,7 @@ from anndata import AnnData
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
 from perturbdiff.data._comparison import registry_of
-from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._panels import check_save, draw_legend, finish, make_panels
 from perturbdiff.pl._titles import labels_of, name_lines, named, set_title
 
 if TYPE_CHECKING:
@@ -83,18 +83,10 @@ def constraints(
         _draw(panel, own, passed, styles=styles)
         set_title(panel, name_lines(labels_of(named(condition), registry)))
     handles = _handles(styles, any_line=bool(len(course)))
-    if ax is None:
-        figure = panels[0].get_figure(root=True)
-        assert figure is not None
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=1 if len(panels) == 1 else 2,
-            fontsize=8, frameon=False,
-        )  # fmt: skip
-    else:
-        place = (0.5, -0.22)
-        panels[0].legend(
-            handles=handles, fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=place
-        )
+    n_columns = 1 if len(panels) == 1 else 2
+    draw_legend(
+        panels, shared=ax is None, n_columns=n_columns, handles=handles, below=True, fontsize=8
+    )
     finish(panels, show=show, save=save)
     return panels
 

@@ -17,7 +17,7 @@ from perturbdiff._errors import UnknownKeyError
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._panels import check_save, draw_legend, finish, make_panels
 from perturbdiff.pl._titles import labels_of, name_lines, set_title
 
 if TYPE_CHECKING:
@@ -33,6 +33,20 @@ STYLES: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "predicted": {"color": "#0072b2", "marker": "X"},
     }
 )
+_ON_DARK: Final[Mapping[str, str]] = MappingProxyType(
+    {"real control": "#6a6a6a", "real treated": "#f5f5f5"}
+)
+
+
+def style_on(panel: "Axes", name: str) -> dict[str, Any]:
+    """Look of a kind of cells; greys turn round where the panel is dark."""
+    from matplotlib.colors import to_rgb  # noqa: PLC0415 - slow to import
+
+    dark = np.dot(to_rgb(panel.get_facecolor()), (0.299, 0.587, 0.114)) < 0.5
+    style = dict(STYLES[name])
+    if dark and name in _ON_DARK:
+        style["color"] = _ON_DARK[name]
+    return style
 
 
 def embedding(
@@ -88,16 +102,8 @@ def embedding(
     for panel, condition in zip(panels, comparison.conditions, strict=True):
         _draw(panel, _kinds(comparison, condition, baseline))
         set_title(panel, name_lines(labels_of(condition, comparison.registry)))
-    if ax is None:
-        figure = panels[0].get_figure(root=True)
-        assert figure is not None
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=2 if len(panels) == 1 else 4,
-            fontsize=9, frameon=False, markerscale=1.8,
-        )  # fmt: skip
-    else:
-        panels[0].legend(fontsize=8, frameon=False, markerscale=1.6)
+    n_columns = 2 if len(panels) == 1 else 4
+    draw_legend(panels, shared=ax is None, n_columns=n_columns, fontsize=8, markerscale=1.8)
     finish(panels, show=show, save=save)
     return panels
 
@@ -122,16 +128,25 @@ def _draw(panel: "Axes", kinds: Mapping[str, Float[np.ndarray, "cells genes"]]) 
     real = np.concatenate([kinds["real control"], kinds["real treated"]])
     mean, axes = principal_axes(sp.csr_array(real), 2)
     middle = {}
-    for name, style in STYLES.items():
+    for name in STYLES:
         if name in kinds:
             xy = np.zeros((len(kinds[name]), 2))
             xy[:, : axes.shape[1]] = (kinds[name] - mean) @ axes
             panel.scatter(
-                xy[:, 0], xy[:, 1], s=12, lw=0, alpha=0.75, rasterized=True, label=name, **style
+                xy[:, 0],
+                xy[:, 1],
+                s=12,
+                lw=0,
+                alpha=0.75,
+                rasterized=True,
+                label=name,
+                **style_on(panel, name),
             )
             middle[name] = xy.mean(0)
     for name, xy in middle.items():
-        panel.scatter(xy[0], xy[1], s=130, lw=1.5, edgecolor="white", zorder=5, **STYLES[name])
+        panel.scatter(
+            xy[0], xy[1], s=130, lw=1.5, edgecolor="white", zorder=5, **style_on(panel, name)
+        )
     panel.set_xlabel("principal axis 1 (log1p counts per 10,000)")
     panel.set_ylabel("principal axis 2 (log1p counts per 10,000)")
     panel.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,7 @@
 """Figures with one panel per condition, saved or shown as asked."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from perturbdiff._errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 _DPI = 150
@@ -22,8 +23,9 @@ def make_panels(
     *,
     size: float,
     each: str = "condition",
+    height: float | None = None,
 ) -> "list[Axes]":
-    """One panel each: the caller's own, or those of a new figure.
+    """One panel each: the caller's own, or those of a new figure, square unless a height is given.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def make_panels(
     figure, grid = plt.subplots(
         n_rows,
         n_columns,
-        figsize=(size * n_columns, size * n_rows),
+        figsize=(size * n_columns, (height or size) * n_rows),
         squeeze=False,
         layout="constrained",
     )
@@ -54,6 +56,27 @@ def make_panels(
     for spare in panels[n_panels:]:
         figure.delaxes(spare)
     return panels[:n_panels]
+
+
+def draw_legend(
+    panels: "Sequence[Axes]",
+    *,
+    shared: bool,
+    n_columns: int,
+    handles: "Sequence[Artist] | None" = None,
+    below: bool = False,
+    **look: Any,
+) -> None:
+    """One legend for all panels: below those of our own figure, else in the first, or below it."""
+    given = panels[0].get_legend_handles_labels()[0] if handles is None else list(handles)
+    if shared:
+        figure = panels[0].get_figure(root=True)
+        assert figure is not None  # a panel belongs to one
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": n_columns}
+        figure.legend(handles=given, frameon=False, **place, **look)
+    else:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)} if below else {}
+        panels[0].legend(handles=given, frameon=False, **place, **look)
 
 
 def check_save(save: object) -> None:

@@ -11,15 +11,19 @@ import numpy as np
 from anndata import AnnData
 from jaxtyping import Float
 
+from perturbdiff._errors import ConfigError
+from perturbdiff.config._checks import whole_number
 from perturbdiff.data._comparison import compare
 from perturbdiff.metrics import mae_shift, pearson_shift
 from perturbdiff.pl._labels import name_points
 from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._symbols import gene_labels
 from perturbdiff.pl._titles import labels_of, name_lines, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_MOST_NAMES = 100
 UNIT = "log1p counts per 10,000"
 
 
@@ -28,6 +32,7 @@ def response(
     *,
     reference: AnnData,
     n_genes: int = 12,
+    gene_symbols: str | None = None,
     ax: "Axes | Sequence[Axes] | None" = None,
     show: bool | None = None,
     save: str | Path | None = None,
@@ -41,7 +46,10 @@ def response(
     reference
         File with the measured cells.
     n_genes
-        Genes to name: those that change most, as measured or as predicted.
+        Genes to name, at most 100: those that change most, as measured or as predicted.
+    gene_symbols
+        Column of ``var`` of the reference or the prediction with what to call genes; ``None`` for
+        their ``var_names``.
     ax
         Panels to draw into, one per condition; ``None`` for a new figure.
     show
@@ -56,13 +64,19 @@ def response(
     Raises
     ------
     UnknownKeyError, LabelError
-        When ``pred`` is no prediction, or the reference lacks cells of a condition.
+        When ``pred`` is no prediction, the reference lacks cells of a condition, or ``var`` such a
+        column.
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     ConfigError
-        When the number of panels given does not fit, or ``save`` is of no known kind.
+        When ``n_genes`` is no number from 0 to 100, the number of panels given does not fit, or
+        ``save`` is of no known kind.
     """
     check_save(save)
+    n_genes = whole_number("n_genes", n_genes, least=0)
+    if n_genes > _MOST_NAMES:
+        raise ConfigError("n_genes", n_genes, rule=f"is more than can be read: {_MOST_NAMES}")
+    called = gene_labels(gene_symbols, reference, pred)
     comparison = compare(pred, reference)
     panels = make_panels(len(comparison.conditions), ax, size=4.2)
     for panel, condition in zip(panels, comparison.conditions, strict=True):
@@ -75,7 +89,7 @@ def response(
             panel,
             truth.mean(0, dtype=np.float64) - control.mean(0, dtype=np.float64),
             cells.mean(0, dtype=np.float64) - control.mean(0, dtype=np.float64),
-            genes=comparison.reference.genes,
+            genes=[called.get(name, name) for name in comparison.reference.genes],
             n_genes=n_genes,
         )
         named = name_lines(labels_of(condition, comparison.registry))

@@ -121,14 +121,19 @@ def _draw(panel: "Axes", table: pd.DataFrame, *, metric: str, rows: list[tuple[s
         if not len(values):
             panel.text(
                 0.02, place, "n/a", fontsize=7, va="center", color="0.3",
-                transform=panel.get_yaxis_transform(),
+                transform=panel.get_yaxis_transform(), zorder=4,
+                bbox={"fc": panel.get_facecolor(), "ec": "none", "pad": 1.0},
             )  # fmt: skip
             continue
         kind = _MODEL if made_by == _MODEL else _BASELINE
         style = STYLES[kind]
         if len(values) > 1:
             heights = np.full(len(values), place)
-            panel.plot(values, heights, "|", color=style["color"], ms=6, mew=0.7, alpha=0.6)
+            panel.plot(
+                values, heights, "|", color=style["color"], ms=6, mew=0.7, alpha=0.6,
+                label=None if "condition" in named else "one condition",
+            )  # fmt: skip
+            named.add("condition")
         label = {_MODEL: "model", _BASELINE: "baseline"}[kind]
         panel.plot(
             values.mean(), place, **style, ls="none", zorder=3,

@@ -16,8 +16,9 @@ from perturbdiff._errors import ConfigError, LabelError, UnknownKeyError
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
 from perturbdiff.data._target import table_under
-from perturbdiff.pl._embedding import STYLES
-from perturbdiff.pl._panels import check_save, finish, make_panels
+from perturbdiff.pl._embedding import STYLES, style_on
+from perturbdiff.pl._panels import check_save, draw_legend, finish, make_panels
+from perturbdiff.pl._symbols import gene_labels
 from perturbdiff.pl._titles import name_lines, set_title
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def trajectory(
     reference: AnnData | None = None,
     key: str = "trajectory",
     genes: Sequence[str] = (),
+    gene_symbols: str | None = None,
     ax: "Axes | Sequence[Axes] | None" = None,
     show: bool | None = None,
     save: str | Path | None = None,
@@ -56,6 +58,9 @@ def trajectory(
         Where in ``uns`` the table is.
     genes
         Two genes of the table to draw along, in place of principal axes.
+    gene_symbols
+        Column of ``var`` of the reference or the prediction with what to call genes; ``None`` for
+        their ``var_names``.
     ax
         Panels to draw into, one per condition; ``None`` for a new figure.
     show
@@ -70,7 +75,7 @@ def trajectory(
     Raises
     ------
     UnknownKeyError
-        When ``pred`` has no such table, or the table no such gene.
+        When ``pred`` has no such table, the table no such gene, or ``var`` no such column.
     LabelError
         When the reference lacks cells of a condition, or ``pred`` those of the table.
     GeneError, ExpressionError, ScaleError
@@ -82,6 +87,7 @@ def trajectory(
     check_save(save)
     table = _table(pred, key)
     named = [name for name in table.columns if name not in _FIXED]
+    called = gene_labels(gene_symbols, reference, pred)
     along = _along(genes, named[_n_labels(table) :])
     labels = named[: _n_labels(table)]
     groups = list(table.groupby(labels, sort=False, observed=True, dropna=False))
@@ -93,23 +99,16 @@ def trajectory(
             xy = _measured(pred, comparison, condition, key=key, genes=genes)
             panel.scatter(
                 xy[:, 0], xy[:, 1], s=16, lw=0.7, alpha=0.5, rasterized=True, zorder=1,
-                label="real treated", marker="+", color=STYLES["real treated"]["color"],
+                label="real treated", marker="+", color=style_on(panel, "real treated")["color"],
             )  # fmt: skip
         _draw(panel, own, along=along)
         set_title(panel, name_lines(dict(zip(labels, names, strict=True))))
-        shown = [f"{what} ({_UNIT})" for what in genes or ("principal axis 1", "principal axis 2")]
+        what = [called.get(name, name) for name in genes]
+        shown = [f"{one} ({_UNIT})" for one in what or ("principal axis 1", "principal axis 2")]
         panel.set(xlabel=shown[0], ylabel=shown[1])
         panel.spines[["top", "right"]].set_visible(False)
-    if ax is None:
-        figure = panels[0].get_figure(root=True)
-        assert figure is not None
-        handles, words = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles, words, loc="outside lower center", ncols=2 if len(panels) == 1 else 3,
-            fontsize=8, frameon=False,
-        )  # fmt: skip
-    else:
-        panels[0].legend(fontsize=7, frameon=False)
+    n_columns = 2 if len(panels) == 1 else 3
+    draw_legend(panels, shared=ax is None, n_columns=n_columns, fontsize=8)
     finish(panels, show=show, save=save)
     return panels
 

@@ -131,6 +131,8 @@ def test_plots_are_drawn_shown_and_saved_alike():
         parameters = inspect.signature(function).parameters
         assert [*parameters][-3:] == ["ax", "show", "save"], name
         assert all(parameters[key].default is None for key in ("ax", "show", "save")), name
+        names_genes = {"genes", "n_genes"} & {*parameters}
+        assert bool(names_genes) == ("gene_symbols" in parameters), name
         assert "Axes" in str(inspect.signature(function).return_annotation), name
 
 

@@ -14,6 +14,7 @@ from perturbdiff.data import Condition
 from perturbdiff.pl._embedding import STYLES
 from perturbdiff.pl._labels import name_points
 from perturbdiff.pl._panels import check_save
+from perturbdiff.pl._symbols import gene_labels
 from perturbdiff.pl._titles import name_lines, named, set_title
 
 
@@ -92,6 +93,36 @@ def colours(panel):
         for shown in panel.collections
         if shown.get_label() in STYLES
     }
+
+
+def test_genes_are_called_by_a_column_of_symbols(pred, simulated_cells):
+    cells = simulated_cells.copy()
+    cells.var["symbol"] = [f"SYM{n}" for n in range(cells.n_vars)]
+    (panel, _) = ptd.pl.response(pred, reference=cells, n_genes=4, gene_symbols="symbol")
+    plain = ptd.pl.response(pred, reference=cells, n_genes=4)[0]
+    symbol = dict(zip(cells.var_names, cells.var["symbol"], strict=True))
+    assert [t.get_text() for t in panel.texts] == [symbol[t.get_text()] for t in plain.texts]
+    cells.var["symbol"] = [None, "", np.nan, *cells.var["symbol"][3:]]
+    told = gene_labels("symbol", None, cells)
+    assert not set(cells.var_names[:3]) & set(told)
+    with pytest.raises(UnknownKeyError, match="Did you mean 'symbol'"):
+        ptd.pl.response(pred, reference=cells, gene_symbols="symbols")
+
+
+def test_as_many_genes_are_named_as_can_be_read(pred, simulated_cells):
+    for n_genes, says in ((-5, "at least 0"), (101, "can be read: 100")):
+        with pytest.raises(ConfigError, match=says):
+            ptd.pl.response(pred, reference=simulated_cells, n_genes=n_genes)
+    assert not ptd.pl.response(pred, reference=simulated_cells, n_genes=0)[0].texts
+
+
+def test_cells_can_be_seen_on_a_dark_panel(pred, simulated_cells):
+    with plt.style.context("dark_background"):
+        panel = ptd.pl.embedding(pred, reference=simulated_cells)[0]
+    light = {k: np.dot(c, (0.299, 0.587, 0.114)) for k, c in colours(panel).items()}
+    assert min(light.values()) > 0.3
+    assert np.diff(np.sort([*light.values()])).min() > 0.01
+    assert light["real treated"] > 0.9
 
 
 def test_colours_belong_to_the_kind_of_cells(pred, simulated_cells):

@@ -59,6 +59,10 @@ def test_means_and_conditions_stand_at_their_values(pred):
         np.testing.assert_allclose(line.get_xdata(), ceiling)
         assert [text.get_text() for text in panel.texts] == ["n/a"]
         assert panel.texts[0].get_position()[1] == 2
+        assert panel.texts[0].get_zorder() > line.get_zorder()  # the ceiling does not strike it out
+        assert panel.texts[0].get_bbox_patch().get_facecolor() == panel.get_facecolor()
+    told = [text.get_text() for text in first.get_legend().get_texts()]
+    assert sorted(told) == ["baseline", "ceiling", "model", "one condition"]
 
 
 def test_names_units_and_directions_are_on_the_panels(pred):

@@ -79,6 +79,11 @@ def test_along_two_genes_into_given_panels_or_a_file(pred, simulated_cells, tmp_
     panels = ptd.pl.trajectory(pred, reference=simulated_cells, genes=genes, ax=given)
     assert panels == list(given)
     assert panels[0].get_xlabel() == f"{genes[0]} (log1p counts per 10,000)"
+    named = simulated_cells.copy()
+    named.var["symbol"] = [f"SYM{n}" for n in range(named.n_vars)]
+    (shown, _) = ptd.pl.trajectory(pred, reference=named, genes=genes, gene_symbols="symbol")
+    assert shown.get_xlabel() == f"{named.var.loc[genes[0], 'symbol']} (log1p counts per 10,000)"
+    plt.close("all")
     own = pred.uns["trajectory"].query("perturbation == 'P2' and step == 4")
     np.testing.assert_allclose(drawn(panels[1], "predicted"), own[genes])
     ptd.pl.trajectory(pred, save=tmp_path / "way.png")
