@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from math import inf
 from typing import Any
 
@@ -106,7 +107,8 @@ class StateFraction(Constraint):
     Parameters
     ----------
     classifier
-        Fitted on log1p values: a scikit-learn classifier, or a torch module that gives logits.
+        Fitted on log1p values: a scikit-learn classifier (``classes_`` and ``predict``), or a torch
+        module that gives logits.
     state
         One of ``classifier.classes_``, or the number of a logit.
     share
@@ -134,6 +136,10 @@ class StateFraction(Constraint):
             if not hasattr(self.classifier, "classes_"):
                 rule = "must be a fitted scikit-learn classifier or a torch module"
                 name = "StateFraction.classifier"
+                raise ConfigError(name, self.classifier, rule=rule)
+            if not callable(getattr(self.classifier, "predict", None)):
+                name = "StateFraction.classifier"
+                rule = "has no predict, which says the state of each cell, one of classes_"
                 raise ConfigError(name, self.classifier, rule=rule)
             if self.state not in list(self.classifier.classes_):
                 rule = f"must be one of {list(self.classifier.classes_)}"
@@ -218,6 +224,11 @@ class Verifier(Constraint):
     genes: Sequence[str] | None = field(default=None, kw_only=True)
     name: str = field(default="", kw_only=True)
 
+    def __post_init__(self) -> None:
+        if not _takes_two(self.check):
+            rule = "must take two arguments, (log1p, genes): cells by genes, and names of genes"
+            raise ConfigError("Verifier.check", self.describe(), rule=rule)
+
     def describe(self) -> str:
         return self.name or getattr(self.check, "__name__", type(self.check).__name__)
 
@@ -225,3 +236,14 @@ class Verifier(Constraint):
         names = reference.genes if self.genes is None else tuple(self.genes)
         columns = reference.columns(names, who=self.describe())
         return Checked(text=self.describe(), needed=columns, names=names, check=self.check)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether it can be called with two arguments, as far as it tells."""
+    try:
+        signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a compiled function without a signature
+        return True
+    return True

@@ -339,7 +339,7 @@ def test_json_that_cannot_be_is_refused():
         from_json({"kind": "at_leest", "gene": "ISG15"})
     with pytest.raises(UnknownKeyError, match="Did you mean 'value'"):
         from_json({"kind": "at_least", "gene": "ISG15", "values": 2.0})
-    with pytest.raises(ConfigError, match="missing"):
+    with pytest.raises(ConfigError, match="lacks 'value'"):
         from_json({"kind": "at_least", "gene": "ISG15"})
     with pytest.raises(UnknownKeyError, match="ways of enforcing"):
         way_from_json("gently")

@@ -277,6 +277,15 @@ CASES = {
         "model.fit(adata, n_topgenes=3)",
         "MeanShift.fit has no 'n_topgenes'. Did you mean 'n_top_genes'?",
     ),
+    "a verifier of one argument": (
+        "fresh.predict(adata, **ask, constraints=lambda cells: True)",
+        "Verifier.check = '<lambda>': must take two arguments, (log1p, genes)",
+    ),
+    "a verifier that is no function": ("ptd.Verifier(3)", "Verifier.check = 'int': must take two"),
+    "a classifier that names no state": (
+        "ptd.StateFraction(type('Half', (), {'classes_': ['a', 'b']})(), 'a', 0.5)",
+        "has no predict, which says the state of each cell",
+    ),
     "a picture of no kind": (
         "ptd.pl.response(pred, reference=adata, save='x.xyz')",
         "save = 'x.xyz': must end in one of",
