@@ -52,8 +52,9 @@ class Condition:
         return json.dumps(parts)
 
     def __str__(self) -> str:
-        numbers = {"dose": list(self.doses), "time": self.time}
-        known = [f"{key} {value}" for key, value in numbers.items() if value not in ([], None)]
+        doses = "+".join(f"{dose:g}" for dose in self.doses)
+        numbers = {"dose": doses, "time": "" if self.time is None else f"{self.time:g}"}
+        known = [f"{key} {text}" for key, text in numbers.items() if text]
         where = f" in {', '.join(self.context)}" if self.context else ""
         return ", ".join([" and ".join(self.members or ("control",)) + where, *known])
 

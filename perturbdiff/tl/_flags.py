@@ -27,6 +27,7 @@ from perturbdiff.prior._donors import member_features
 from perturbdiff.prior._unmeasured import all_alone
 
 FALSE_ALARM: Final = 0.01
+TOO_FEW = "too few contexts were learnt from to tell whether this one is like them"
 _LEAST_VALUES = 3  # that a bound is derived from
 _LEAST_EXPRESSING = 5  # cells in which a gene is expected to be seen
 _LEAST_GENES = 10
@@ -222,7 +223,7 @@ class Flags:
                 f"than these from each other (at most {limit:.2f})"
             ]
         if np.isnan(limit) and condition.context not in self._contexts:
-            return ["too few contexts were learnt from to tell whether this one is like them"]
+            return [TOO_FEW]
         return []
 
     def _about_perturbation(self, condition: Condition, far: float) -> list[str]:

@@ -20,7 +20,7 @@ from perturbdiff.data._comparison import beside_controls
 from perturbdiff.data._target import result_key, target_of
 from perturbdiff.prior import EffectPrior
 from perturbdiff.prior._summary import moments
-from perturbdiff.tl._flags import Flags, Population
+from perturbdiff.tl._flags import TOO_FEW, Flags, Population
 from perturbdiff.tl._labels import condition_labels
 from perturbdiff.tl._model import require_model
 
@@ -165,8 +165,11 @@ def _beyond(pred: AnnData) -> dict[str, str]:
 def _warn(conditions: list[Condition], judged: list[dict[str, Any]]) -> None:
     """One line for each kind of flag that is up."""
     pairs = list(zip(conditions, judged, strict=True))
-    if far := [f"{c} ({found['reason']})" for c, found in pairs if not found["supported"]]:
+    out = [(c, str(found["reason"])) for c, found in pairs if not found["supported"]]
+    if far := [f"{c} ({reason})" for c, reason in out if reason != TOO_FEW]:
         logger.warning("unlike what was learnt from, so do not rely on: %s", listed(far))
+    if untold := [str(c) for c, reason in out if reason == TOO_FEW]:
+        logger.warning("%s, so nothing speaks for: %s", TOO_FEW, listed(untold))
     if narrow := [
         f"{c} ({found['spread']:.2f} times as widely as control cells, not below "
         f"{found['spread_limit']:.2f} in training)"

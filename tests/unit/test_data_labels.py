@@ -158,5 +158,5 @@ def test_names_of_conditions_are_unambiguous():
     ]
     assert len({condition.name for condition in different}) == len(different)
     assert sorted(different)[0].is_control
-    assert str(different[4]) == "A and B in T, dose [1.0, 1.0]"
+    assert str(different[4]) == "A and B in T, dose 1+1"
     assert str(different[-1]) == "control in T"

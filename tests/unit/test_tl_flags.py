@@ -14,6 +14,7 @@ from perturbdiff.data.datasets import simulated
 from perturbdiff.data.datasets._world import SimulationConfig
 from perturbdiff.prior import ConditionSummary, ContextSummary, EffectPrior
 from perturbdiff.tl._flags import (
+    TOO_FEW,
     Flags,
     Population,
     bound,
@@ -22,6 +23,7 @@ from perturbdiff.tl._flags import (
     nearest_limit,
     spread_limit,
 )
+from perturbdiff.tl._uncertainty import _warn
 
 KEYS = {
     "perturbation_key": "perturbation",
@@ -192,7 +194,7 @@ def test_flags_are_written_to_files_and_drawn(world, held, tmp_path):
         back = read(tmp_path / name)
         pd.testing.assert_frame_equal(back.uns["bounds_flags"], mine.uns["bounds_flags"])
     (panel,) = ptd.pl.uncertainty(mine, key="bounds", save=tmp_path / "bars.png")
-    assert panel.get_title() == "P1, T3\ncells too much alike (mode collapse)"
+    assert panel.get_title() == "P1\nT3\ncells too much alike (mode collapse)"
     model.save(tmp_path / "bundle")
     ptd.tl.uncertainty(mine, ptd.load(tmp_path / "bundle"), reference=world, key_added="again")
     pd.testing.assert_frame_equal(mine.uns["again_flags"], mine.uns["bounds_flags"])
@@ -244,6 +246,19 @@ def test_what_was_never_left_out_is_out_of_support():
     elsewhere = judged(singles, (("A",), "c9"))
     assert "in two contexts" in elsewhere["reason"]
     assert "too few contexts" in elsewhere["reason"]
+
+
+def test_what_cannot_be_told_is_not_said_to_be_far(caplog):
+    conditions = [Condition(("A",), (place,)) for place in ("c0", "c1", "c2")]
+    reasons = (TOO_FEW, f"{TOO_FEW}; far", "")
+    found = [{"supported": not reason, "reason": reason, "collapsed": False} for reason in reasons]
+    with caplog.at_level(logging.WARNING, "perturbdiff"):
+        _warn(conditions, found)
+    far, untold = [one.getMessage() for one in caplog.records]
+    assert "do not rely on" in far
+    assert "c1" in far
+    assert not {"c0", "c2"} & {*far.replace(",", " ").split()}
+    assert untold == f"{TOO_FEW}, so nothing speaks for: 'A in c0'"
 
 
 def test_features_far_from_all_others_are_out_of_support():
