@@ -16,6 +16,7 @@ from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import LabelError, UnknownKeyError, listed
 from perturbdiff._logging import logger
 from perturbdiff.data._cells import Cells
+from perturbdiff.data._checks import is_prediction
 from perturbdiff.data._conditions import Columns, Condition, read_rows
 from perturbdiff.data._door import read_cells
 from perturbdiff.data._genes import principal_axes
@@ -36,6 +37,24 @@ def reading_notes(registry: Registry) -> dict[str, Any]:
     return {**notes, **{name: list(getattr(registry, name)) for name in _TEXTS}}
 
 
+def provenance_of(pred: AnnData) -> dict[str, Any]:
+    """What a prediction says about its origin.
+
+    Raises
+    ------
+    UnknownKeyError
+        When the AnnData is no prediction, or its provenance was lost.
+    """
+    entries: dict[str, Any] = pred.uns.get(UNS_KEY, {})
+    if "reading" not in entries:
+        where = (
+            "pred is no prediction of tl.predict, or what it says of its origin was lost when it "
+            f"was joined (anndata.concat leaves uns out): its uns[{UNS_KEY!r}]"
+        )
+        raise UnknownKeyError(where, "reading", known=list(entries))
+    return entries
+
+
 def registry_of(pred: AnnData) -> Registry:
     """What a prediction says about reading files like the one that its model was fitted on.
 
@@ -53,11 +72,7 @@ def registry_of(pred: AnnData) -> Registry:
     UnknownKeyError
         When the AnnData is no prediction, or its provenance was lost.
     """
-    entries = pred.uns.get(UNS_KEY, {})
-    if "reading" not in entries:
-        where = f"uns[{UNS_KEY!r}] of the prediction"
-        raise UnknownKeyError(where, "reading", known=list(entries))
-    notes: dict[str, Any] = entries["reading"]
+    notes: dict[str, Any] = provenance_of(pred)["reading"]
     texts = {name: tuple(str(text) for text in notes[name]) for name in _TEXTS}
     plain = {name: None if name not in notes else str(notes[name]) for name in _READING}
     key = str(notes["perturbation_key"])
@@ -150,15 +165,15 @@ def compare(pred: AnnData, reference: AnnData) -> Comparison:
     UnknownKeyError
         When ``pred`` is no prediction, or the reference lacks a column.
     LabelError
-        When the reference is a prediction too, or lacks cells of a condition.
+        When the reference is a prediction, or lacks cells of a condition.
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file, or that of the
         prediction was changed.
     """
     require_anndata(pred, name="pred")
     require_anndata(reference, name="reference")
+    _refuse_prediction(reference, pred)
     registry = registry_of(pred)
-    _refuse_prediction(reference)
     found = read_rows(reference.obs, registry.columns)
     guess = read_rows(pred.obs, registry.columns)
     _check_truth(guess.conditions, found.conditions)
@@ -201,15 +216,15 @@ def beside_controls(pred: AnnData, reference: AnnData) -> tuple[Registry, Cells,
     UnknownKeyError
         When ``pred`` is no prediction, or the reference lacks a column.
     LabelError
-        When the reference is a prediction too, or lacks control cells of a context.
+        When the reference is a prediction, or lacks control cells of a context.
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file, or that of the
         prediction was changed.
     """
     require_anndata(pred, name="pred")
     require_anndata(reference, name="reference")
+    _refuse_prediction(reference, pred)
     registry = registry_of(pred)
-    _refuse_prediction(reference)
     found = read_rows(reference.obs, registry.columns)
     cells, there = read_prediction(pred, registry, read_rows(pred.obs, registry.columns))
     contexts = {condition.context for condition in cells.conditions()}
@@ -234,13 +249,20 @@ def beside_controls(pred: AnnData, reference: AnnData) -> tuple[Registry, Cells,
     return registry, cells.select(registry.genes), controls
 
 
-def _refuse_prediction(reference: AnnData) -> None:
-    if "reading" in reference.uns.get(UNS_KEY, {}):
+def _refuse_prediction(reference: AnnData, pred: AnnData) -> None:
+    if not is_prediction(reference):
+        return
+    if is_prediction(pred):
         msg = (
             "reference is itself a prediction, so nothing would be measured. Give the file with "
             "the real cells."
         )
-        raise LabelError(msg)
+    else:
+        msg = (
+            "reference is a prediction and pred is none: the two were exchanged. Give the "
+            "prediction first and the file with the real cells as reference."
+        )
+    raise LabelError(msg)
 
 
 def _check_answers(pred: Cells, stated: Stated) -> None:

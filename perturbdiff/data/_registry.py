@@ -353,6 +353,8 @@ def check_roles(*, covariate_keys: Sequence[str], **roles: str | None) -> None:
     for role, key in [*named, *(("covariate_keys", key) for key in covariate_keys)]:
         if key in taken:
             rule = f"obs[{key!r}] is already the {taken[key]}; a column has one role"
+            if role == taken[key]:
+                rule = f"obs[{key!r}] is named twice"
             raise ConfigError(role, key, rule=rule)
         taken[key] = role
 

@@ -1,5 +1,9 @@
 """What counts as a model."""
 
+from pathlib import Path
+
+from anndata import AnnData
+
 from perturbdiff._errors import ConfigError
 
 
@@ -12,5 +16,8 @@ def require_model(model: object) -> None:
         When it is no model.
     """
     if isinstance(model, type) or not callable(getattr(model, "predict", None)):
+        short = model is None or isinstance(model, str | Path | type)
         rule = "is no model; a saved one is opened with perturbdiff.load"
-        raise ConfigError("model", model, rule=rule)
+        if isinstance(model, AnnData):
+            rule = "is no model: cells come first, and then the model"
+        raise ConfigError("model", model if short else type(model).__name__, rule=rule)

@@ -64,7 +64,7 @@ def response(
     UnknownKeyError
         When ``pred`` is no prediction, or the reference lacks a column.
     LabelError
-        When the reference is a prediction too, lacks control cells of a context, or there are fewer
+        When the reference is a prediction, lacks control cells of a context, or there are fewer
         than two cells to compare.
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.

@@ -111,7 +111,7 @@ def score(
     UnknownKeyError
         When ``pred`` is no prediction, or the reference lacks a column.
     LabelError
-        When the reference is a prediction too, or lacks cells of a predicted condition.
+        When the reference is a prediction, or lacks cells of a predicted condition.
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     """

@@ -17,7 +17,7 @@ from perturbdiff._errors import ConfigError, ConstraintError, LabelError, Unknow
 from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import Cells, Condition, Registry
-from perturbdiff.data._comparison import beside_controls
+from perturbdiff.data._comparison import beside_controls, provenance_of
 from perturbdiff.data._genes import principal_axes
 from perturbdiff.data._target import result_key, target_of
 from perturbdiff.model import SetDiffusion
@@ -148,10 +148,7 @@ def _maker(pred: AnnData, model: "Predictor") -> SetDiffusion:
     if not isinstance(model, SetDiffusion):
         rule = "has no denoising steps to follow; a SetDiffusion has"
         raise ConfigError("model", type(model).__name__, rule=rule)
-    notes: dict[str, Any] = pred.uns.get(UNS_KEY, {})
-    if "reading" not in notes:
-        where = f"uns[{UNS_KEY!r}] of the prediction"
-        raise UnknownKeyError(where, "reading", known=list(notes))
+    notes = provenance_of(pred)
     if notes.get("bundle_checksum") != model.checksum:
         rule = "is not the one that made this prediction: its checksum is another"
         raise ConfigError("model", model.kind, rule=rule)

@@ -302,7 +302,7 @@ def test_a_column_has_one_role(toy, role):
 
 
 def test_a_covariate_named_twice_or_as_bare_text_is_refused(toy):
-    with pytest.raises(ConfigError, match="one role"):
+    with pytest.raises(ConfigError, match=r"obs\['cell_type'\] is named twice"):
         register(toy(), covariate_keys=["cell_type", "cell_type"])
     with pytest.raises(ConfigError, match="list of columns"):
         register(toy(), covariate_keys="cell_type")

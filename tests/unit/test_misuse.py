@@ -57,6 +57,10 @@ CASES = {
         "ptd.tl.predict(adata, model, **ask, missing_genes=None)",
         "missing_genes = None: must be 'refuse' or 'infer'",
     ),
+    "a model for cells": (
+        "ptd.tl.predict(model, adata, **ask)",
+        "model = 'AnnData': is no model: cells come first, and then the model.",
+    ),
     "a path of a model to rank with": (
         "ptd.tl.rank_perturbations(adata, 'bundle', target=[ptd.AtLeast('G1', 1)])",
         "model = 'bundle': is no model",

@@ -280,14 +280,21 @@ def test_a_label_column_with_the_name_of_a_score_column_is_kept_apart(toy):
 # What is refused
 
 
-def test_a_prediction_is_no_reference(pred):
+def test_a_prediction_is_no_reference(pred, simulated_cells):
     with pytest.raises(LabelError, match="itself a prediction"):
         ptd.tl.score(pred, reference=pred)
+    for call in (ptd.tl.score, ptd.tl.response):
+        with pytest.raises(LabelError, match="the two were exchanged"):
+            call(simulated_cells, reference=pred)
 
 
-def test_other_files_are_no_predictions(simulated_cells):
-    with pytest.raises(UnknownKeyError, match="reading"):
-        ptd.tl.score(simulated_cells, reference=simulated_cells)
+def test_other_files_are_no_predictions(pred, simulated_cells):
+    joined = anndata.concat([pred, pred], index_unique="-")
+    for cells in (simulated_cells, joined):
+        with pytest.raises(
+            UnknownKeyError, match=r"no prediction of tl\.predict.*has no 'reading'"
+        ):
+            ptd.tl.score(cells, reference=simulated_cells)
 
 
 def test_what_was_not_measured_is_named(pred, simulated_cells):
