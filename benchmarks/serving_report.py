@@ -20,8 +20,8 @@ def told(report: Mapping[str, Any]) -> str:
         "random times whether or not earlier ones were answered: two contexts, 16 to 64 "
         "cells, 10 or 18 steps, guidance 1 or 1.5 each at random; answers are .h5ad files. All "
         "arrangements run the same engine (LitServe) and model, and remember as many populations. "
-        "Other work ran on the machine all the while (load 3 to 8 on two cores), so absolute "
-        "figures are low and uneven; weights are of a fit of 60 steps, which changes no time.",
+        "Beside it ran only work of the lowest priority (tests). Weights are of a fit of 60 steps, "
+        "which changes no time.",
         "",
     ]
     for name, section in report["sections"].items():

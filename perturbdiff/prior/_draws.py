@@ -14,6 +14,7 @@ from torch import Tensor
 from perturbdiff._constants import DEPTH
 from perturbdiff.prior._transport import TransportPlan
 
+_AHEAD = 16  # counts that are looked at together
 _SPREADS = 9.0  # standard deviations below the mean at which the search starts: 1e-19 of the mass
 
 
@@ -24,16 +25,24 @@ def _quantile(
     first_E: Tensor,
     last_E: Tensor,
 ) -> Int[Tensor, " entries"]:
-    """Smallest k with P(Y ≤ k) ≥ u, adding up masses from ``first`` on, at most to ``last``."""
+    """Smallest k with P(Y ≤ k) ≥ u, adding up masses from ``first`` on, at most to ``last``.
+
+    The fewer entries are still going, the more counts of each are looked at together.
+    """
     k = first_E.clone()
     below = log_mass(k, torch.arange(len(k), device=k.device)).exp()
     active = ((below < uniform_E) & (k < last_E)).nonzero()[:, 0]
-    below = below[active]
+    below, ahead = below[active], 1
     while len(active):
-        k[active] += 1
-        below = below + log_mass(k[active], active).exp()
-        going = (below < uniform_E[active]) & (k[active] < last_E[active])
-        active, below = active[going], below[going]
+        more = torch.arange(1, ahead + 1, dtype=k.dtype, device=k.device)
+        next_AK, index = k[active, None] + more, active[:, None]
+        mass = log_mass(next_AK, index).exp()
+        total_AK = torch.cat([below[:, None], mass], dim=1).cumsum(1)[:, 1:]
+        going_AK = (total_AK < uniform_E[index]) & (next_AK < last_E[index])
+        k[active] += (going_AK.sum(1) + 1).clamp_max(ahead)
+        going = going_AK[:, -1]
+        active, below = active[going], total_AK[going, -1]
+        ahead = min(2 * ahead, _AHEAD)
     return k.long()
 
 
