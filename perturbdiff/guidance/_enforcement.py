@@ -52,7 +52,7 @@ class Soft:
 
 @dataclass(frozen=True, kw_only=True)
 class Hard:
-    """Project at every step and after the last one: a promise, for what can be projected.
+    """Pull at every step, project after the last one: a promise, for what can be projected.
 
     Parameters
     ----------
