@@ -22,7 +22,7 @@ def ways(found: Mapping[str, Any]) -> list[str]:
         "",
         markdown(["what", "before, ms", "after, ms", "times faster"], rows, digits=2),
         "",
-        *([f"Compiling took, once: {'; '.join(once)}. It is not used."] if once else []),
+        *([f"Compiling took, for each shape: {'; '.join(once)}. It is not used."] if once else []),
     ]
 
 

@@ -118,16 +118,19 @@ def _solving(models: Models, device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def _compiled(models: Models, device: torch.device) -> Iterator[dict[str, Any]]:
-    whole = models.diffusion(500, **WIDE)
-    for precision in ("float32", "bfloat16"):
-        fitted = whole.in_precision(precision).fitted
+    small, wide = models.diffusion(500), models.diffusion(500, **WIDE)
+    for model, precision, n_sets in (
+        (small, "float32", 1), (small, "float32", 16), (wide, "float32", 64),
+        (wide, "bfloat16", 64),
+    ):  # fmt: skip
+        fitted = model.in_precision(precision).fitted
         other = replace(fitted, denoiser=copy.deepcopy(fitted.denoiser))
-        eager, compiled = (DenoiserCost(one, 32).call(64) for one in (fitted, other))
+        eager, compiled = (DenoiserCost(one, 32).call(n_sets) for one in (fitted, other))
         other.denoiser.network.compile(dynamic=False)
         began = time.perf_counter()
         compiled()
         took = time.perf_counter() - began
-        words = f"torch.compile, {precision} (width 256, 64 sets of 32)"
+        words = f"torch.compile, {precision} (width {fitted.network.width}, sets of 32: {n_sets})"
         yield _row(words, device, before=eager, after=compiled) | {"once": took}
 
 
