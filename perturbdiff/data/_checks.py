@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 import scipy.sparse as sp
 from anndata import AnnData
+from jaxtyping import Float
 
 from perturbdiff._constants import DEPTH, SCALES, UNS_KEY
 from perturbdiff._errors import ExpressionError, ScaleError, counted, listed, nearest
@@ -15,6 +16,7 @@ from perturbdiff.data._conditions import Condition
 from perturbdiff.data._labels import looks_missing, near_duplicates
 from perturbdiff.data._matrix import place, row_sums
 
+_TWICE = float(np.log1p(np.log1p(DEPTH)))
 SAMPLE = 256
 """Rows looked at to tell what else in the file may be usable."""
 
@@ -135,6 +137,8 @@ def _check_log(matrix: sp.csr_array, *, whole: bool, adata: AnnData, layer: str 
     depth = row_sums(linear)
     depth = depth[depth > 0]
     constant = len(depth) > 1 and bool(np.ptp(depth) < 1e-3 * depth.mean())
+    if not is_prediction(adata):
+        warn_logged_twice(depth, highest=highest, where=where)
     off = bool((depth > 1.02 * DEPTH).any()) or (constant and depth.mean() < 0.98 * DEPTH)
     if off and not is_prediction(adata):
         msg = (
@@ -142,6 +146,29 @@ def _check_log(matrix: sp.csr_array, *, whole: bool, adata: AnnData, layer: str 
             f"{float(np.median(depth)):,.0f} per cell (median). {hint}"
         )
         raise ScaleError(msg.rstrip())
+
+
+def warn_logged_twice(depth: Float[np.ndarray, " cells"], *, highest: float, where: str) -> None:
+    """Say in the log that values look like logarithms of logarithms.
+
+    Nothing that was logged twice is above ``log1p(log1p(10,000))``, and what is undone once sums to
+    little; a selection of rarely seen genes looks alike, so this is no error.
+
+    Parameters
+    ----------
+    depth
+        Sum over genes of each cell, one logarithm undone.
+    highest
+        Highest value.
+    where
+        What they are, for the message.
+    """
+    if len(depth) and highest <= _TWICE and np.median(depth) < DEPTH / 2:
+        logger.warning(
+            "%s holds nothing above %.3g and undoing the logarithm gives %.0f per cell (median): "
+            "it looks logged twice, unless only few or rarely seen genes were kept",
+            *(where, highest, np.median(depth)),
+        )
 
 
 def usable(adata: AnnData, *, skip: Sequence[str | None]) -> str:
@@ -153,12 +180,13 @@ def usable(adata: AnnData, *, skip: Sequence[str | None]) -> str:
         kind = _looks_like(values)
         if kind is None:
             continue
-        if name == "raw":
-            found.append(f"adata.raw holds {kind} (adata.raw.to_adata())")
-        elif name is None:
+        if name is None:
             found.append(f"adata.X holds {kind}")
         else:
             found.append(f"layer={name!r} holds {kind}")
+    raw = None if adata.raw is None else _looks_like(adata.raw.X[:SAMPLE])
+    if raw is not None:
+        found.append(f"adata.raw holds {raw} (adata.raw.to_adata())")
     return f"Usable here: {'; '.join(found)}." if found else ""
 
 
@@ -168,8 +196,6 @@ def _candidates(adata: AnnData) -> Iterator[tuple[str | None, Any]]:
         yield None, adata.X[rows]
     for name in adata.layers:
         yield name, adata.layers[name][rows]
-    if adata.raw is not None:
-        yield "raw", adata.raw.X[rows]
 
 
 def _looks_like(values: Any) -> str | None:

@@ -8,7 +8,7 @@ from jaxtyping import Bool
 
 from perturbdiff._errors import ExpressionError, ScaleError, counted
 from perturbdiff.data._cells import Cells, pick_columns
-from perturbdiff.data._checks import declared_scale
+from perturbdiff.data._checks import declared_scale, warn_logged_twice
 from perturbdiff.data._conditions import Rows
 from perturbdiff.data._labels import column_of
 from perturbdiff.data._library import LIBRARY_SIZE
@@ -79,6 +79,9 @@ def _check_as_written(held: sp.csr_array, pred: AnnData, rows: Rows, *, registry
         raise ExpressionError(msg)
     key = registry.library_size_key or LIBRARY_SIZE
     if _COUNTS not in pred.layers or key not in pred.obs.columns:
+        depth = np.asarray(sp.csr_array(held).expm1().sum(axis=1)).ravel()
+        highest = float(held.data.max(initial=0.0))
+        warn_logged_twice(depth[depth > 0], highest=highest, where="X of the prediction")
         return
     counts = read_matrix(pred, _COUNTS, rows=rows.rows)
     column = pd.to_numeric(column_of(pred.obs, key), errors="coerce")

@@ -9,6 +9,7 @@ from anndata import AnnData
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import ConfigError, UnknownKeyError, listed
 from perturbdiff._logging import logger
+from perturbdiff.data._matrix import require_anndata
 
 _TAKEN: Final = (UNS_KEY, "log1p", "_index")  # by this package, by scanpy, by files
 
@@ -61,6 +62,7 @@ def table_under(pred: AnnData, key: str, *, columns: Collection[str], writer: st
     ConfigError
         When there is something else.
     """
+    require_anndata(pred, name="pred")
     fitting = {
         name: entry
         for name, entry in pred.uns.items()

@@ -11,6 +11,7 @@ from anndata import AnnData
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
 from perturbdiff.data._comparison import registry_of
+from perturbdiff.data._matrix import require_anndata
 from perturbdiff.pl._panels import check_save, draw_legend, finish, make_panels
 from perturbdiff.pl._titles import labels_of, name_lines, named, set_title
 
@@ -67,6 +68,7 @@ def constraints(
         When the number of panels given does not fit, or ``save`` is of no known kind.
     """
     check_save(save)
+    require_anndata(pred, name="pred")
     entries = pred.uns.get(UNS_KEY, {})
     if "constraints" not in entries:
         where = f"uns[{UNS_KEY!r}] of the prediction"

@@ -6,6 +6,7 @@ from anndata import AnnData
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
 from perturbdiff.data._comparison import compare
+from perturbdiff.data._matrix import require_anndata
 from perturbdiff.data._target import target_of
 from perturbdiff.metrics import Projection, energy_distance
 
@@ -37,6 +38,7 @@ def score_constraints(pred: AnnData, *, reference: AnnData, copy: bool = False) 
     LabelError
         When the reference lacks cells of a predicted condition.
     """
+    require_anndata(pred, name="pred")
     entries = pred.uns.get(UNS_KEY, {})
     if "constraints" not in entries:
         where = f"uns[{UNS_KEY!r}] of the prediction"

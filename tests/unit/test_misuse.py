@@ -574,3 +574,15 @@ def test_empty_cells_teach_nothing_and_harm_nothing(simulated_cells, small_fit, 
     assert np.array_equal(pred.X.toarray(), same.X.toarray())
     ptd.tl.score(pred, reference=empty)
     assert pred.uns["score"]["mae_shift"].notna().sum() > 10
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ptd.pl.scores, ptd.pl.uncertainty, ptd.pl.trajectory, ptd.pl.constraints,
+        ptd.tl.summarise_scores, ptd.tl.response_genes,
+    ],
+)  # fmt: skip
+def test_a_path_in_place_of_a_prediction_is_told_how_to_open_it(call):
+    with pytest.raises(_errors.ConfigError, match=r"must be an AnnData; open the file first"):
+        call("pred.h5ad")

@@ -255,6 +255,24 @@ def test_a_prediction_of_other_genes_is_refused(pred, simulated_cells):
         ptd.tl.score(other, reference=simulated_cells)
 
 
+def test_what_looks_logged_twice_is_said(pred, simulated_cells, caplog):
+    reference = simulated_cells.copy()
+    ptd.pp.normalize(reference)
+    del reference.obs["library_size"]
+    bare = pred.copy()
+    del bare.layers["counts"]
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.tl.score(bare, reference=reference, copy=True)
+    assert "logged twice" not in caplog.text
+    again = bare.copy()
+    again.X = again.X.log1p()
+    reference.X = reference.X.log1p()
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.tl.score(again, reference=reference, copy=True)
+    assert "X of the prediction holds nothing above 2.1" in caplog.text
+    assert caplog.text.count("it looks logged twice") == 2
+
+
 def test_conditions_that_are_dropped_are_named(pred, simulated_cells, caplog):
     part = pred[pred.obs["perturbation"] == "P2"].copy()
     with caplog.at_level("WARNING", logger="perturbdiff"):
