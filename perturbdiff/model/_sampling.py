@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perturbdiff.nn import SetDenoiser
 
 SETS_AT_ONCE = 64  # that keep the cores of a processor busy
-SETS_AT_ONCE_ON_GPU = 1024
+SETS_AT_ONCE_ON_GPU = 1024  # a guess: not yet measured
 BATCH_BYTES = 256 * 2**20  # that hidden values of a batch may take at a time
 _MEMORIES = 256
 

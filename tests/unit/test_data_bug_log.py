@@ -214,10 +214,7 @@ def test_only_named_keys_are_read_and_a_missing_one_lists_what_is_there(toy):
 
 
 def test_a_perturbed_gene_need_not_be_measured(shared):
-    path = shared / "data" / "norman2019_k562.h5ad"
-    if not path.exists():
-        pytest.skip("no Norman 2019 beside the checkout")
-    adata = ad.read_h5ad(path)
+    adata = ad.read_h5ad(shared / "data" / "norman2019_k562.h5ad")
     registry = register(
         adata,
         perturbation_key="perturbation",
