@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 from anndata import AnnData
 from jaxtyping import Bool, Float
@@ -53,6 +54,15 @@ def provenance_of(pred: AnnData) -> dict[str, Any]:
         )
         raise UnknownKeyError(where, "reading", known=list(entries))
     return entries
+
+
+def condition_names(table: pd.DataFrame) -> "pd.Series[str]":
+    """Name of the condition of each row of a report about constraints, by which code finds it.
+
+    What people read stands beside it; in earlier predictions the name stood in its place.
+    """
+    key = "condition_key" if "condition_key" in table else "condition"
+    return table[key].astype(str)
 
 
 def registry_of(pred: AnnData) -> Registry:
@@ -232,7 +242,7 @@ def beside_controls(pred: AnnData, reference: AnnData) -> tuple[Registry, Cells,
         msg = "The prediction has no treated cells with labels."
         raise LabelError(msg)
     held = {c.context for c in found.conditions if c.is_control}
-    if lacking := sorted(contexts - held):
+    if lacking := [", ".join(context) for context in sorted(contexts - held)]:
         msg = f"The reference has no control cells in the context of: {listed(lacking)}."
         raise LabelError(msg)
     wanted = np.array([c.is_control and c.context in contexts for c in found.conditions], bool)
@@ -272,7 +282,7 @@ def _check_answers(pred: Cells, stated: Stated) -> None:
         msg = "The prediction has no treated cells any more. Give it as predict returned it."
         raise LabelError(msg)
     asked = {name for answers in stated.values() for name in answers}
-    if asked and (others := [c.name for c in treated if c.name not in asked]):
+    if asked and (others := [str(c) for c in treated if c.name not in asked]):
         msg = (
             f"The prediction has cells of {listed(others)}, which it was not asked about: what the "
             "baselines answer is not there. If several predictions were joined, score each alone, "
@@ -290,7 +300,7 @@ def _say_what_is_left_out(pred: Cells, there: Bool[np.ndarray, " genes"], stated
         )
     kept = {condition.name for condition in pred.distinct}
     asked = dict.fromkeys(name for answers in stated.values() for name in answers)
-    if gone := [name for name in asked if name not in kept]:
+    if gone := [str(Condition.named(name)) for name in asked if name not in kept]:
         logger.warning(
             "the prediction has no cells any more of %d of its %d conditions, which are not "
             "compared: %s",

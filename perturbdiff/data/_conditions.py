@@ -51,6 +51,13 @@ class Condition:
             parts += [list(self.doses), self.time]
         return json.dumps(parts)
 
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The condition that has this name."""
+        members, context, *numbers = json.loads(name)
+        doses, time = numbers or ((), None)
+        return cls(tuple(members), tuple(context), tuple(doses), time)
+
     def __str__(self) -> str:
         doses = "+".join(f"{dose:g}" for dose in self.doses)
         numbers = {"dose": doses, "time": "" if self.time is None else f"{self.time:g}"}

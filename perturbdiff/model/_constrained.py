@@ -25,6 +25,7 @@ from perturbdiff._constants import DEPTH
 from perturbdiff._errors import ConfigError, ConstraintError
 from perturbdiff._logging import logger
 from perturbdiff.config import SampleConfig
+from perturbdiff.data import Condition
 from perturbdiff.guidance import (
     Constraint,
     Reference,
@@ -101,9 +102,9 @@ class Constrained:
             return {"constraint_violation": 0.0}
         return {
             "constraint_violation": float(self.report["violation"].max()),
-            "constraints": self.report,
-            "constraint_course": self.course,
-            "constraint_tree": self.tree,
+            "constraints": _for_people(self.report),
+            "constraint_course": _for_people(self.course),
+            "constraint_tree": _for_people(self.tree),
             "real_valued_genes": list(self.real_valued),
         }
 
@@ -168,7 +169,9 @@ def warn_of(report: pd.DataFrame) -> None:
     for row in report[~report["satisfied"]].itertuples():
         logger.warning(
             "%s: not satisfied in %s after enforce = %r, off by up to %.3g (%s)",
-            *(row.constraint, row.condition, row.method, row.violation, row.unit),
+            row.constraint,
+            Condition.named(str(row.condition)),
+            *(row.method, row.violation, row.unit),
         )
 
 
@@ -176,6 +179,13 @@ def joined_tables(tables: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     """The tables of several conditions, each line with its condition."""
     named = [table.assign(condition=name) for name, table in tables if len(table)]
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame({"condition": []})
+
+
+def _for_people(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with conditions as people read them, and the names that code finds them by."""
+    names = table["condition"].astype(str)
+    texts = {name: str(Condition.named(name)) for name in names.unique()}
+    return table.assign(condition=names.map(texts), condition_key=names)
 
 
 def respond_with(

@@ -11,7 +11,7 @@ import torch
 from anndata import AnnData
 from jaxtyping import Float, Int
 
-from perturbdiff._errors import SplitError, counted
+from perturbdiff._errors import SplitError, counted, listed
 from perturbdiff._logging import logger
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._genes import principal_axes, variable_genes
@@ -112,9 +112,9 @@ def _with_summaries(data: TrainingData) -> TrainingData:
     alone, small = [], []
     for condition, rows in data.cells.conditions().items():
         if condition.context not in controls:
-            alone.append(condition.name)
+            alone.append(str(condition))
         elif len(rows) < _LEAST_CELLS:
-            small.append(condition.name)
+            small.append(str(condition))
         else:
             found[condition] = summarise_condition(
                 data.cells.log1p[rows],
@@ -124,10 +124,10 @@ def _with_summaries(data: TrainingData) -> TrainingData:
             )
     if alone:
         left = counted(len(alone), "condition")
-        logger.warning("left out %s without control cells: %s", left, alone[:5])
+        logger.warning("left out %s without control cells: %s", left, listed(alone))
     if small:
         left = counted(len(small), "condition")
-        logger.warning("left out %s of one cell: %s", left, small[:5])
+        logger.warning("left out %s of one cell: %s", left, listed(small))
     if not found:
         msg = "No treated condition with control cells in its context is left to learn from."
         raise SplitError(msg)

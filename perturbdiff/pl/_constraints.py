@@ -10,10 +10,11 @@ from anndata import AnnData
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
-from perturbdiff.data._comparison import registry_of
+from perturbdiff.data import Condition
+from perturbdiff.data._comparison import condition_names, registry_of
 from perturbdiff.data._matrix import require_anndata
 from perturbdiff.pl._panels import check_save, draw_legend, finish, make_panels
-from perturbdiff.pl._titles import labels_of, name_lines, named, set_title
+from perturbdiff.pl._titles import labels_of, name_lines, set_title
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,15 +76,15 @@ def constraints(
         raise UnknownKeyError(where, "constraints", known=list(entries))
     report: pd.DataFrame = entries["constraints"]
     course: pd.DataFrame = entries["constraint_course"]
-    conditions = list(dict.fromkeys(report["condition"].astype(str)))
+    asked, followed = condition_names(report), condition_names(course)
+    conditions = list(dict.fromkeys(asked))
     registry = registry_of(pred)
     panels = make_panels(len(conditions), ax, size=4.2)
     styles = _styles(report, course)
     for panel, condition in zip(panels, conditions, strict=True):
-        own = report[report["condition"].astype(str) == condition]
-        passed = course[course["condition"].astype(str) == condition]
+        own, passed = report[asked == condition], course[followed == condition]
         _draw(panel, own, passed, styles=styles)
-        set_title(panel, name_lines(labels_of(named(condition), registry)))
+        set_title(panel, name_lines(labels_of(Condition.named(condition), registry)))
     handles = _handles(styles, any_line=bool(len(course)))
     n_columns = 1 if len(panels) == 1 else 2
     draw_legend(

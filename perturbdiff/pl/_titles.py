@@ -1,6 +1,5 @@
 """What pictures call a condition, in lines that a panel has room for."""
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -38,13 +37,6 @@ def labels_of(condition: Condition, registry: "Registry") -> dict[str, object]:
     labels[registry.dose_key or "dose"] = "+".join(f"{dose:g}" for dose in condition.doses)
     labels[registry.time_key or "time"] = condition.time
     return labels
-
-
-def named(name: str) -> Condition:
-    """The condition that has this name in tables."""
-    members, context, *numbers = json.loads(name)
-    doses, time = numbers or ((), None)
-    return Condition(tuple(members), tuple(context), tuple(doses), time)
 
 
 def set_title(panel: "Axes", lines: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from anndata import AnnData
 
 from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import UnknownKeyError
-from perturbdiff.data._comparison import compare
+from perturbdiff.data._comparison import compare, condition_names
 from perturbdiff.data._matrix import require_anndata
 from perturbdiff.data._target import target_of
 from perturbdiff.metrics import Projection, energy_distance
@@ -29,7 +29,8 @@ def score_constraints(pred: AnnData, *, reference: AnnData, copy: bool = False) 
     -------
     The new AnnData with ``copy=True``, else None. Sets the column ``energy_distance_to_truth`` of
     ``uns["perturbdiff"]["constraints"]``: distance over the cells of each condition in 30 principal
-    axes of the reference without the cells that were predicted.
+    axes of the reference without the cells that were predicted; NaN for conditions whose cells are
+    no longer in the prediction.
 
     Raises
     ------
@@ -55,7 +56,7 @@ def score_constraints(pred: AnnData, *, reference: AnnData, copy: bool = False) 
     }
     target = target_of(pred, copy=copy)
     table = target.uns[UNS_KEY]["constraints"].copy()
-    names = table["condition"].astype(str)
-    table["energy_distance_to_truth"] = np.array([distances[name] for name in names])
+    names = condition_names(table)
+    table["energy_distance_to_truth"] = [distances.get(name, np.nan) for name in names]
     target.uns[UNS_KEY]["constraints"] = table
     return target if copy else None

@@ -111,6 +111,42 @@ def test_the_run_is_drawn(pred, gene, tmp_path):
         ptd.pl.constraints(pred)
 
 
+def test_reports_call_conditions_what_people_call_them(pred, simulated_cells, small_model, caplog):
+    entries = pred.uns["perturbdiff"]
+    for table in (entries["constraints"], entries["constraint_course"]):
+        assert set(table["condition"]) == {"P1 in T1", "P2 in T1"}
+        keys = dict(zip(table["condition"], table["condition_key"], strict=True))
+        assert keys == {f"{p} in T1": f'[["{p}"], ["T1"]]' for p in ("P1", "P2")}
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.tl.predict(
+            simulated_cells, small_model, perturbations=["P1"], contexts=[{"cell_type": "T1"}],
+            n_cells=16, sample=QUICK, constraints=[lambda log1p, genes: 1.0],
+        )  # fmt: skip
+    assert "not satisfied in P1 in T1 after" in caplog.text
+
+
+def test_reports_of_earlier_versions_are_still_read(pred, simulated_cells):
+    new = ptd.tl.score_constraints(pred, reference=simulated_cells, copy=True)
+    old = pred.copy()
+    for name in ("constraints", "constraint_course", "constraint_tree"):
+        table = old.uns["perturbdiff"][name]
+        old.uns["perturbdiff"][name] = table.assign(condition=table["condition_key"]).drop(
+            columns="condition_key"
+        )
+    titles = [panel.get_title() for panel in ptd.pl.constraints(old, show=False)]
+    assert titles == ["P1\nT1", "P2\nT1"]
+    ptd.tl.score_constraints(old, reference=simulated_cells)
+    distances = [
+        one.uns["perturbdiff"]["constraints"]["energy_distance_to_truth"] for one in (old, new)
+    ]
+    np.testing.assert_array_equal(*distances)
+    part = pred[pred.obs["perturbation"] == "P2"].copy()
+    ptd.tl.score_constraints(part, reference=simulated_cells)
+    table = part.uns["perturbdiff"]["constraints"]
+    gone = table["condition"] == "P1 in T1"
+    assert (table["energy_distance_to_truth"].isna() == gone).all()
+
+
 def test_cost_against_measured_cells(pred, simulated_cells):
     table = pred.uns["perturbdiff"]["constraints"]
     assert table["energy_distance_to_truth"].isna().all()

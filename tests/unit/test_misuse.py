@@ -495,6 +495,18 @@ def test_one_is_no_plural(toy, caplog):
         ptd.Registry.from_anndata(adata, **columns)
 
 
+def test_conditions_that_teach_nothing_are_named_as_people_name_them(toy, caplog):
+    adata = toy(n_each=6)
+    label, kind = adata.obs["condition"], adata.obs["cell_type"]
+    lone = (label == "B") & (kind == "T")
+    adata = adata[~((label == "ctrl") & (kind == "NK")) & ~(lone & (lone.cumsum() > 1))].copy()
+    columns = {"perturbation_key": "condition", "control": "ctrl", "scale": "counts"}
+    with caplog.at_level("WARNING", logger="perturbdiff"):
+        ptd.MeanShift.from_anndata(adata, **columns, covariate_keys=["cell_type"]).fit(adata)
+    assert "left out 2 conditions without control cells: 'A in NK', 'B in NK'" in caplog.text
+    assert "left out 1 condition of one cell: 'B in T'" in caplog.text
+
+
 def test_few_control_cells_are_warned_about(toy, caplog):
     adata = toy(n_each=12)
     columns = {"perturbation_key": "condition", "control": "ctrl", "scale": "counts"}
