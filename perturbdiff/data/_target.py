@@ -1,7 +1,7 @@
 """Where results are written: into a file as it is, or into a copy of it, under which name."""
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 import pandas as pd
 from anndata import AnnData
@@ -12,6 +12,24 @@ from perturbdiff._logging import logger
 from perturbdiff.data._matrix import require_anndata
 
 _TAKEN: Final = (UNS_KEY, "log1p", "_index")  # by this package, by scanpy, by files
+
+
+class Table(NamedTuple):
+    """A table of results: the function that writes it, and columns by which one is known."""
+
+    writer: str
+    columns: tuple[str, ...]
+
+
+TABLES: Final = {
+    "score": Table("tl.score", ("method", "cells", "pearson_shift")),
+    "response": Table("tl.response", ("gene", "log2_fold_change", "fdr")),
+    "uncertainty": Table("tl.uncertainty", ("gene", "shift", "lower", "upper")),
+    "uncertainty_flags": Table("tl.uncertainty", ("supported", "collapsed", "reason")),
+    "trajectory": Table("tl.trajectory", ("cell", "stage", "step", "axis_1")),
+    "perturbation_ranking": Table("tl.rank_perturbations", ("rank", "satisfied_sets", "energy")),
+}
+"""By the usual name in ``uns``."""
 
 
 def result_key(key: object, *, taken: Collection[str | None] = ()) -> str:
@@ -38,6 +56,43 @@ def result_key(key: object, *, taken: Collection[str | None] = ()) -> str:
         raise ConfigError("key_added", key, rule=rule)
     if key in _TAKEN or key in taken:
         raise ConfigError("key_added", key, rule="is the name of something else; choose another")
+    return key
+
+
+def table_key(key: object, file: AnnData, *, usual: str, name: str = "pred") -> str:
+    """The name that a table is written under, refused where it would replace something else.
+
+    Parameters
+    ----------
+    key
+        As given: ``key_added``.
+    file
+        Where the table is to be written.
+    usual
+        Its usual name.
+    name
+        What the file is called, for the message.
+
+    Returns
+    -------
+    The name. A table of the same kind may be there, and is replaced.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`result_key`, and when it is the usual name of another table, or ``uns`` holds
+        something else there.
+    """
+    key = result_key(key)
+    require_anndata(file, name=name)
+    if key in TABLES and key != usual:
+        rule = f"is the usual name of another table, of {TABLES[key].writer}; choose another"
+        raise ConfigError("key_added", key, rule=rule)
+    there, own = file.uns.get(key), TABLES[usual]
+    alike = isinstance(there, pd.DataFrame) and {*own.columns} <= {*there.columns}
+    if there is not None and not alike:
+        rule = f"uns of {name} holds something else there than {own.writer} writes; choose another"
+        raise ConfigError("key_added", key, rule=rule)
     return key
 
 

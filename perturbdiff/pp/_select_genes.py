@@ -63,7 +63,8 @@ def select_genes(  # noqa: PLR0913 - the columns of from_anndata
     Raises
     ------
     ConfigError
-        When the file is backed and would be written to, or fewer than 2 genes are asked for.
+        When the file is backed and would be written to, ``var[key_added]`` holds something else
+        than a mask, or fewer than 2 genes are asked for.
     UnknownKeyError, UnknownLevelError, LabelError, SplitError
         When a column or label is not there, or nothing is left to choose from.
     GeneError, ScaleError, ExpressionError
@@ -71,6 +72,7 @@ def select_genes(  # noqa: PLR0913 - the columns of from_anndata
     """
     key_added = result_key(key_added)
     gene_names(adata)
+    _refuse_other_column(key_added, adata)
     if adata.isbacked and not copy:
         raise ConfigError("copy", copy, rule="a backed AnnData is not written to; pass copy=True")
     registry = Registry.from_anndata(
@@ -100,3 +102,13 @@ def select_genes(  # noqa: PLR0913 - the columns of from_anndata
     if sizes is not None:
         adata.obs[LIBRARY_SIZE] = sizes
     return adata if copy else None
+
+
+def _refuse_other_column(key: str, adata: AnnData) -> None:
+    """Refuse to replace a column that is no mask, such as one of symbols or of means."""
+    if key not in adata.var:
+        return
+    values = adata.var[key].dropna().tolist()
+    if not all(isinstance(value, bool) for value in values):
+        rule = "is a column of var that is no mask of genes; choose another name"
+        raise ConfigError("key_added", key, rule=rule)

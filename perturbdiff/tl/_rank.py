@@ -8,7 +8,7 @@ from anndata import AnnData
 from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import seed_number
-from perturbdiff.data._target import result_key, target_of
+from perturbdiff.data._target import result_key, table_key, target_of
 from perturbdiff.tl._model import require_model
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
         When a perturbation or context is unknown, or has no control cells.
     """
     require_model(model)
-    key_added = result_key(key_added, taken=[model.registry.embedding_key])
+    result_key(key_added, taken=[model.registry.embedding_key])
+    key_added = table_key(key_added, adata, usual="perturbation_ranking", name="adata")
     from perturbdiff.model._constrained import Wish  # noqa: PLC0415 - slow to import
     from perturbdiff.model._constrained_ranking import rank_by_wish  # noqa: PLC0415
 

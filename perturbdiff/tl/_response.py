@@ -15,7 +15,7 @@ from perturbdiff._errors import ConfigError, LabelError, counted
 from perturbdiff.config._checks import finite_number, whole_number
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._comparison import beside_controls
-from perturbdiff.data._target import result_key, table_under, target_of
+from perturbdiff.data._target import table_key, table_under, target_of
 from perturbdiff.tl._labels import condition_labels
 
 VALUES: Final = (
@@ -69,7 +69,7 @@ def response(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     """
-    key_added = result_key(key_added)
+    key_added = table_key(key_added, pred, usual="response")
     registry, cells, controls = beside_controls(pred, reference)
     parts = list(_tables(registry, cells, controls))
     table = pd.concat(parts, ignore_index=True)

@@ -17,7 +17,7 @@ from perturbdiff._errors import MetricError
 from perturbdiff.config._checks import seed_number
 from perturbdiff.data import Condition
 from perturbdiff.data._comparison import Comparison, compare
-from perturbdiff.data._target import result_key, target_of
+from perturbdiff.data._target import table_key, target_of
 from perturbdiff.metrics import (
     CONDITION_METRICS,
     Projection,
@@ -115,7 +115,7 @@ def score(
     GeneError, ExpressionError, ScaleError
         When the expression of the reference is not like that of the training file.
     """
-    key_added = result_key(key_added)
+    key_added = table_key(key_added, pred, usual="score")
     seed = seed_number(seed)
     table = _table(compare(pred, reference), str(pred.uns[UNS_KEY].get("model", "model")), seed)
     target = target_of(pred, copy=copy)

@@ -19,7 +19,7 @@ from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._comparison import beside_controls, provenance_of
 from perturbdiff.data._genes import principal_axes
-from perturbdiff.data._target import result_key, target_of
+from perturbdiff.data._target import table_key, target_of
 from perturbdiff.model import SetDiffusion
 from perturbdiff.model._trajectory import Walk, walks
 from perturbdiff.tl._labels import condition_labels
@@ -97,7 +97,7 @@ def trajectory(
     GeneError, ExpressionError, ScaleError
         As in :func:`~perturbdiff.tl.response`.
     """
-    key_added = result_key(key_added)
+    key_added = _key(key_added, pred)
     n_cells = whole_number("n_cells", n_cells, least=1)
     maker = _maker(pred, model)
     registry, cells, controls = beside_controls(pred, reference)
@@ -140,6 +140,15 @@ def trajectory(
     order = {name: number for number, name in enumerate(registry.genes)}
     target.varm[key_added] = axes[[order[name] for name in target.var_names]]
     return target if copy else None
+
+
+def _key(key: object, pred: AnnData) -> str:
+    """Where the table and its axes are written, unless either would replace something else."""
+    key = table_key(key, pred, usual="trajectory")
+    if key in pred.varm and key not in pred.uns:
+        rule = "varm of pred holds something else there than tl.trajectory writes; choose another"
+        raise ConfigError("key_added", key, rule=rule)
+    return key
 
 
 def _maker(pred: AnnData, model: "Predictor") -> SetDiffusion:

@@ -17,7 +17,7 @@ from perturbdiff._logging import logger
 from perturbdiff.config._checks import finite_number
 from perturbdiff.data import Cells, Condition
 from perturbdiff.data._comparison import beside_controls
-from perturbdiff.data._target import result_key, target_of
+from perturbdiff.data._target import table_key, target_of
 from perturbdiff.prior import EffectPrior
 from perturbdiff.prior._summary import moments
 from perturbdiff.tl._flags import TOO_FEW, Flags, Population
@@ -107,7 +107,8 @@ def uncertainty(
     UnknownKeyError, LabelError, GeneError, ExpressionError, ScaleError
         As in :func:`~perturbdiff.tl.response`.
     """
-    key_added = result_key(key_added)
+    key_added = table_key(key_added, pred, usual="uncertainty")
+    table_key(f"{key_added}_flags", pred, usual="uncertainty_flags")
     level = finite_number("level", level)
     if not 0.5 <= level < 1:
         raise ConfigError("level", level, rule="must be at least 0.5 and below 1")

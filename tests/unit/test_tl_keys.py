@@ -1,5 +1,6 @@
 """Results are written under names that files keep, and read as what they are."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -22,6 +23,13 @@ WRITERS = {
     "pp.select_genes": lambda x, cells, m, key: ptd.pp.select_genes(
         cells, **COLUMNS, key_added=key
     ),
+}
+USUAL = {
+    "tl.score": "score",
+    "tl.response": "response",
+    "tl.trajectory": "trajectory",
+    "tl.uncertainty": "uncertainty",
+    "tl.rank_perturbations": "perturbation_ranking",
 }
 READERS = {
     "tl.score": (ptd.pl.scores, ptd.tl.summarise_scores),
@@ -55,6 +63,69 @@ def test_the_features_of_perturbations_are_not_written_over(small_model, simulat
     key = small_model.registry.embedding_key
     with pytest.raises(ConfigError, match="the name of something else"):
         WRITERS["tl.rank_perturbations"](pred, simulated_cells, small_model, key)
+
+
+@pytest.mark.parametrize(
+    ("writer", "usual"),
+    [
+        (writer, usual)
+        for writer, own in USUAL.items()
+        for usual in ("uncertainty_flags", *USUAL.values())
+        if usual != own
+    ],
+)
+def test_the_usual_name_of_another_table_is_refused(
+    small_model, simulated_cells, pred, writer, usual
+):
+    with pytest.raises(ConfigError, match=f"'{usual}': is the usual name of another table, of tl"):
+        WRITERS[writer](pred, simulated_cells, small_model, usual)
+
+
+@pytest.mark.parametrize("writer", USUAL)
+def test_what_is_there_already_is_not_replaced(small_model, simulated_cells, pred, writer):
+    made, cells = pred.copy(), simulated_cells.copy()
+    for file in (made, cells):
+        file.uns |= {"mine": pd.DataFrame({"gene": ["g"]}), "neighbors": {"params": 1}}
+    for key in ("mine", "neighbors"):
+        with pytest.raises(ConfigError, match=f"{key!r}: uns of .* holds something else there"):
+            WRITERS[writer](made, cells, small_model, key)
+        assert list(made.uns["mine"].columns) == ["gene"]
+        assert cells.uns["neighbors"] == {"params": 1}
+
+
+def test_flags_and_axes_do_not_replace_what_is_there(small_model, simulated_cells, pred):
+    made = pred.copy()
+    made.uns["mine_flags"] = [1, 2]
+    with pytest.raises(ConfigError, match="'mine_flags': uns of pred holds something else"):
+        WRITERS["tl.uncertainty"](made, simulated_cells, small_model, "mine")
+    made.varm["PCs"] = np.ones((made.n_vars, 2))
+    with pytest.raises(ConfigError, match="'PCs': varm of pred holds something else"):
+        WRITERS["tl.trajectory"](made, simulated_cells, small_model, "PCs")
+
+
+@pytest.mark.parametrize("writer", ["tl.response", "tl.trajectory", "tl.rank_perturbations"])
+def test_the_same_function_writes_again(small_model, simulated_cells, pred, writer):
+    made, cells = pred.copy(), simulated_cells.copy()
+    for _ in range(2):
+        WRITERS[writer](made, cells, small_model, "again")
+    assert len({**made.uns, **cells.uns}["again"]) > 0
+
+
+@pytest.mark.parametrize("values", [["a"] * 40, [0.5] * 40, [0, 1] * 20, ["True", None] * 20])
+def test_a_column_of_genes_that_is_no_mask_is_not_replaced(simulated_cells, values):
+    cells = simulated_cells.copy()
+    cells.var["mine"] = values
+    with pytest.raises(ConfigError, match="'mine': is a column of var that is no mask"):
+        ptd.pp.select_genes(cells, **COLUMNS, key_added="mine")
+    assert cells.var["mine"].dropna().iloc[0] == values[0]
+
+
+@pytest.mark.parametrize("values", [[True, False] * 20, [True, None] * 20])
+def test_a_mask_of_genes_is_replaced(simulated_cells, values):
+    cells = simulated_cells.copy()
+    cells.var["mine"] = values
+    ptd.pp.select_genes(cells, **COLUMNS, n_top_genes=5, key_added="mine")
+    assert 5 <= cells.var["mine"].sum() < 20
 
 
 @pytest.mark.parametrize("writer", READERS)
