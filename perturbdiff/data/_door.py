@@ -25,6 +25,7 @@ from perturbdiff.data._matrix import (
     log1p_per_depth,
     read_matrix,
 )
+from perturbdiff.data._predicted import made_name
 from perturbdiff.data._registry import Registry
 
 
@@ -254,7 +255,7 @@ def _obs(
     }
     for number, key in enumerate(registry.covariate_keys):
         columns[key] = [c.context[number] for c in conditions]
-    names = [f"predicted_{number:06d}" for number in range(len(condition))]
+    names = [made_name(number) for number in range(len(condition))]
     obs = pd.DataFrame(index=pd.Index(names, dtype=object))
     for key, labels in columns.items():
         obs[key] = pd.Categorical(np.array(labels, dtype=object)[condition])

@@ -22,8 +22,20 @@ from perturbdiff.data._matrix import (
 from perturbdiff.data._registry import Registry
 
 _COUNTS = "counts"
+_NAMED = "predicted_"
 _NEAR = 1e-3  # of a logarithm: far above rounding to float32, far below one count
 _AS_RETURNED = "Give the prediction as predict returned it, and change a copy."
+
+
+def made_name(number: int) -> str:
+    """Name of a predicted cell."""
+    return f"{_NAMED}{number:06d}"
+
+
+def made_number(name: str) -> int | None:
+    """Number of a predicted cell; None where the name is another."""
+    number = name.removeprefix(_NAMED)
+    return int(number) if name.startswith(_NAMED) and number.isdecimal() else None
 
 
 def read_prediction(

@@ -53,7 +53,7 @@ def embedding(
     pred: AnnData,
     *,
     reference: AnnData,
-    baseline: str = "effect_prior",
+    baseline: str | None = None,
     ax: "Axes | Sequence[Axes] | None" = None,
     show: bool | None = None,
     save: str | Path | None = None,
@@ -70,7 +70,8 @@ def embedding(
     reference
         File with the measured cells.
     baseline
-        Baseline whose mean the shifted control cells have.
+        Baseline whose mean the shifted control cells have; ``None`` for the effect prior, or for
+        the only one that the prediction knows.
     ax
         Panels to draw into, one per condition; ``None`` for a new figure.
     show
@@ -95,9 +96,7 @@ def embedding(
     """
     check_save(save)
     comparison = compare(pred, reference)
-    if baseline not in comparison.stated:
-        where = "The list of the prediction's baselines"
-        raise UnknownKeyError(where, baseline, known=list(comparison.stated))
+    baseline = _known(baseline, list(comparison.stated))
     panels = make_panels(len(comparison.conditions), ax, size=4.2)
     for panel, condition in zip(panels, comparison.conditions, strict=True):
         _draw(panel, _kinds(comparison, condition, baseline))
@@ -106,6 +105,16 @@ def embedding(
     draw_legend(panels, shared=ax is None, n_columns=n_columns, fontsize=8, markerscale=1.8)
     finish(panels, show=show, save=save)
     return panels
+
+
+def _known(baseline: str | None, stated: Sequence[str]) -> str:
+    """The baseline that is meant, refused where the prediction has no answer of it."""
+    if baseline is None:
+        baseline = stated[0] if len(stated) == 1 else "effect_prior"
+    if baseline not in stated:
+        where = "The list of the prediction's baselines"
+        raise UnknownKeyError(where, baseline, known=stated)
+    return baseline
 
 
 def _kinds(

@@ -13,12 +13,13 @@ from anndata import AnnData
 from jaxtyping import Float
 
 from perturbdiff._constants import DEPTH, UNS_KEY
-from perturbdiff._errors import ConfigError, ConstraintError, LabelError, UnknownKeyError
+from perturbdiff._errors import ConfigError, ConstraintError, LabelError, UnknownKeyError, listed
 from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._comparison import beside_controls, provenance_of
 from perturbdiff.data._genes import principal_axes
+from perturbdiff.data._predicted import made_name, made_number
 from perturbdiff.data._target import table_key, target_of
 from perturbdiff.model import SetDiffusion
 from perturbdiff.model._trajectory import Walk, walks
@@ -117,7 +118,7 @@ def trajectory(
     parts = []
     for walk in found:
         own = rows[walk.condition][: walk.drawn[0].shape[0]]
-        _check_same(cells.log1p[own], walk)
+        _check_same(cells.log1p[own], walk, among=cells.names)
         names = [cells.names[row] for row in own]
         labels = condition_labels(registry, walk.condition)
         taken = {f"obs_{k}" if k in VALUES or k in wanted else k: v for k, v in labels.items()}
@@ -222,7 +223,7 @@ def _stages(
     yield "counts", len(walk.sigma) + 1, np.nan, np.asarray(final, dtype=np.float64)
 
 
-def _check_same(log1p: sp.csr_array, walk: Walk) -> None:
+def _check_same(log1p: sp.csr_array, walk: Walk, *, among: Sequence[str]) -> None:
     """Refuse cells that come out otherwise than they stand in the prediction."""
     counts, size = walk.drawn
     sums = np.asarray(counts.sum(1)).ravel()
@@ -230,12 +231,26 @@ def _check_same(log1p: sp.csr_array, walk: Walk) -> None:
     there = log1p.toarray()
     differ = np.abs(again - there) > 1e-3
     if differ.sum() > max(_SAME * there.size, 1):
-        msg = (
-            f"The cells of {walk.condition} come out otherwise than they stand in the prediction. "
-            "Give it as predict returned it, the file that it was made from, and sample= as it was "
-            "then."
-        )
+        msg = f"The cells of {walk.condition} come out otherwise than they stand in the prediction"
+        if gone := _gone(among):
+            msg += (
+                f", from which cells were dropped: {listed(gone)} and perhaps later ones are not "
+                "there. Cells are followed from the first of each condition on. Give the "
+                "prediction as predict returned it, and say with n_cells= how many to follow."
+            )
+        else:
+            msg += (
+                ". Give it as predict returned it, the file that it was made from, and sample= as "
+                "it was then."
+            )
         raise LabelError(msg)
+
+
+def _gone(names: Sequence[str]) -> list[str]:
+    """Cells that predict wrote before the last that is there, and that are there no more."""
+    there = set(names)
+    last = made_number(max(names))
+    return [] if last is None else [n for n in map(made_name, range(last)) if n not in there]
 
 
 def _mean(matrix: sp.csr_array) -> Float[np.ndarray, " genes"]:

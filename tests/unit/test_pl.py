@@ -15,7 +15,7 @@ from perturbdiff.pl._embedding import STYLES
 from perturbdiff.pl._labels import name_points
 from perturbdiff.pl._panels import check_save
 from perturbdiff.pl._symbols import gene_labels
-from perturbdiff.pl._titles import name_lines, named, set_title
+from perturbdiff.pl._titles import name_lines, set_title
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,21 @@ def test_one_panel_for_each_condition_with_units_on_its_axes(plot, pred, simulat
         assert name in panel.get_title()
         assert "log1p counts per 10,000" in panel.get_xlabel()
         assert "log1p counts per 10,000" in panel.get_ylabel()
+
+
+def test_the_only_baseline_of_a_prediction_needs_no_name(simulated_cells):
+    columns = {"perturbation_key": "perturbation", "control": "control", "scale": "counts"}
+    columns["covariate_keys"] = ["cell_type"]
+    ask = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}], "n_cells": 30}
+    for kind in (ptd.MeanShift, ptd.EffectPrior):
+        model = kind.from_anndata(simulated_cells, **columns).fit(
+            simulated_cells, holdout={"cell_type": ["T1"]}
+        )
+        simple = model.predict(simulated_cells, **ask)
+        (panel,) = ptd.pl.embedding(simple, reference=simulated_cells)
+        assert "shifted control" in panel.get_legend_handles_labels()[1]
+    with pytest.raises(UnknownKeyError, match="no 'mean_shift'"):
+        ptd.pl.embedding(simple, reference=simulated_cells, baseline="mean_shift")
 
 
 @pytest.mark.parametrize("plot", PLOTS)
@@ -179,8 +194,8 @@ def test_a_condition_has_one_name():
     assert name_lines({"drug": "A", "dose": 0.5, "hours": 6.0}) == ["A", "dose 0.5, hours 6"]
     assert name_lines({"drug": "A", "dose": "", "hours": None}) == ["A"]
     whole = Condition(("A", "B"), ("T", "1015"), (0.1, 10.0), 6.0)
-    assert named(whole.name) == whole
-    assert named(Condition(("A",)).name) == Condition(("A",))
+    assert Condition.named(whole.name) == whole
+    assert Condition.named(Condition(("A",)).name) == Condition(("A",))
 
 
 def test_a_file_has_a_name():

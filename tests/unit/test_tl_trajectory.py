@@ -111,6 +111,23 @@ def test_written_to_files_and_back(pred, small_model, simulated_cells, tmp_path)
         np.testing.assert_array_equal(back.varm["way"], mine.varm["way"])
 
 
+def test_a_part_with_the_first_cells_of_each_condition_is_followed(
+    pred, small_model, simulated_cells
+):
+    whole = followed(pred, small_model, simulated_cells).uns["trajectory"]
+    number = pred.obs.groupby("perturbation", observed=True).cumcount()
+    part = followed(pred[number < 11].copy(), small_model, simulated_cells).uns["trajectory"]
+    assert part["cell"].tolist() == whole["cell"].tolist()
+
+
+@pytest.mark.parametrize("kept", [slice(1, None), slice(None, None, 2), slice(41, None)])
+def test_cells_that_were_dropped_are_named(pred, small_model, simulated_cells, kept):
+    part = pred[kept].copy()
+    lost = sorted(set(pred.obs_names) - set(part.obs_names))[0]
+    with pytest.raises(LabelError, match=f"cells were dropped: '{lost}'.*n_cells="):
+        followed(part, small_model, simulated_cells)
+
+
 def test_what_cannot_be_followed_is_refused_in_words(pred, small_model, simulated_cells):
     wrong = [
         ({"sample": None}, LabelError, "come out otherwise"),
