@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 
 from perturbdiff._errors import ExpressionError, ScaleError
 from perturbdiff._typing import Scale
-from perturbdiff.data._checks import is_prediction
+from perturbdiff.data._checks import is_prediction, usable
 from perturbdiff.data._labels import column_of
 from perturbdiff.data._matrix import counts_of_log1p, place, row_sums
+from perturbdiff.data._rounding import rounding_that_explains
 
 LIBRARY_SIZE = "library_size"
 """Column that is read when none is named, and written to."""
@@ -113,14 +114,26 @@ def counts_by_size(
     """
     counts = counts_of_log1p(log1p, sizes)
     if counts is None and not is_prediction(adata):
+        cause = (
+            "Values that were logged twice or scaled, and library sizes of other cells or genes, "
+            "look like that. Give raw counts (scale='counts'), name the right column with "
+            "library_size_key"
+        )
+        remedy = ""
+        if how := rounding_that_explains(log1p, sizes):
+            cause = (
+                f"The likely cause is that they were rounded {how} after the logarithm: they are "
+                "off by no more than that, but large counts cannot be told from them any more. "
+                "Give raw counts (scale='counts'), give the logarithms as they were before (in "
+                "float32, not rounded)"
+            )
+            remedy = usable(adata, skip=(layer,))
         msg = (
             f"The values of {place(layer)} do not fit obs[{key or LIBRARY_SIZE!r}]: undoing the "
-            "logarithm does not give whole counts. Values that were logged twice or scaled, and "
-            "library sizes of other cells or genes, look like that. Give raw counts "
-            "(scale='counts'), name the right column with library_size_key, or take the column out "
-            "of the file, if nothing that needs counts is wanted."
+            f"logarithm does not give whole counts. {cause}, or take the column out of the file, "
+            f"if nothing that needs counts is wanted. {remedy}"
         )
-        raise ScaleError(msg)
+        raise ScaleError(msg.rstrip())
     return counts
 
 

@@ -20,6 +20,7 @@ from perturbdiff.data._matrix import (
     spread_columns,
 )
 from perturbdiff.data._registry import Registry
+from perturbdiff.data._rounding import rounding_that_explains
 
 _COUNTS = "counts"
 _NAMED = "predicted_"
@@ -101,10 +102,12 @@ def _check_as_written(held: sp.csr_array, pred: AnnData, rows: Rows, *, registry
     with np.errstate(divide="ignore", invalid="ignore"):
         written = log1p_per_depth(counts, sizes)
     if n_off := _unlike(held, written):
+        how = rounding_that_explains(held, sizes)
+        cause = f"it seems rounded {how}" if how else "by a second logarithm, say"
         msg = (
             f"X of the prediction is not log1p of its counts per 10,000 in {n_off} of "
             f"{counted(len(sizes), 'cell')}: X, layers[{_COUNTS!r}] or obs[{key!r}] was changed "
-            f"after predict, by a second logarithm, say. {_AS_RETURNED}"
+            f"after predict, {cause}. {_AS_RETURNED}"
         )
         raise ScaleError(msg)
 

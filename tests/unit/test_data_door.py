@@ -21,6 +21,7 @@ from perturbdiff._errors import (
 )
 from perturbdiff.data import Registry, decode, encode
 from perturbdiff.data._matrix import align_genes, read_matrix
+from perturbdiff.data._rounding import rounding_of
 
 
 def register(adata, **changes):
@@ -232,6 +233,58 @@ def test_log_values_must_fit_the_library_sizes(toy, named):
         (fault,) = found[found["level"] == "fault"].to_dict("records")
         assert fault["about"] == "library size"
         assert "do not fit obs['library_size']" in fault["found"]
+
+
+ROUNDED = {
+    "to 2 decimals": lambda values: values.round(2),
+    "to 3 decimals": lambda values: values.round(3),
+    "to 4 decimals": lambda values: values.round(4),
+    r"to half precision \(float16\)": lambda values: values.astype(np.float16),
+}
+
+
+@pytest.fixture
+def deep(toy):
+    """Log values of cells with many counts, which rounding harms most, as a dense array."""
+    adata = toy(n_each=40)
+    factor = np.random.default_rng(0).integers(1, 200, adata.shape)
+    adata.X = np.asarray(adata.X.toarray() * factor, np.float32)
+    adata.layers["raw"] = adata.X.copy()
+    return ptd.pp.normalize(adata, copy=True)
+
+
+@pytest.mark.parametrize("how", ROUNDED)
+def test_log_values_that_were_rounded_are_told_so(deep, how):
+    exact = deep.X
+    assert encode(deep, register(deep, scale="log1p_cp10k")).counts is not None
+    deep.X = ROUNDED[how](exact)
+    said = f"rounded {how} after the logarithm.*give the logarithms as they were.*layer='raw' holds"
+    for wide in (deep.X, deep.X.astype(np.float32)):  # float16 read and written as float32
+        deep.X = wide
+        with pytest.raises(ScaleError, match=said):
+            encode(deep, register(deep, scale="log1p_cp10k"))
+
+
+@pytest.mark.parametrize("how", ROUNDED)
+@pytest.mark.parametrize("also", ["sizes of other cells", "logged twice"])
+def test_rounding_is_not_named_where_it_explains_nothing(deep, how, also):
+    values = deep.X
+    if also == "logged twice":
+        values = np.log1p(values)
+    else:
+        deep.obs["library_size"] = deep.obs["library_size"].to_numpy()[::-1]
+    deep.X = ROUNDED[how](values).astype(np.float32)
+    with pytest.raises(ScaleError, match=r"logged twice or scaled") as caught:
+        encode(deep, register(deep, scale="log1p_cp10k"))
+    assert "rounded" not in str(caught.value)
+
+
+def test_few_values_tell_no_habit():
+    assert rounding_of(np.full(9, 0.5)) is None
+    assert rounding_of(np.linspace(0.1, 5, 50, dtype=np.float32) ** 1.1) is None
+    assert rounding_of(np.full(10, 0.3)).how == "to 1 decimal"
+    many = np.random.default_rng(0).uniform(0.1, 9, 1000).round(5).astype(np.float32)
+    assert rounding_of(many).how == "to 5 decimals"
 
 
 # Genes by name

@@ -368,6 +368,7 @@ def with_one_below_zero(values):
         (scaled, ExpressionError, "negative values.*looks scaled"),
         (with_one_below_zero, ExpressionError, "1 negative value,"),
         (sp.csr_matrix.log1p, ScaleError, "40 of 40 cells: X, layers.* second logarithm"),
+        (lambda values: values.toarray().astype(np.float16), ScaleError, "half precision"),
         (lambda values: values * 0, ScaleError, "not log1p of its counts per 10,000 in 40 of 40"),
     ],
 )
