@@ -13,8 +13,8 @@ from perturbdiff.cli._doctor import doctor
 from perturbdiff.cli._files import (
     DATASETS,
     check_cells_out,
-    check_out,
     check_pictures,
+    check_table_out,
     known_dataset,
     read,
     write,
@@ -152,6 +152,10 @@ def score(
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for response.png, embedding.png and scores.png.")
     ] = None,
+    gene_symbols: Annotated[
+        str | None,
+        typer.Option(help="Column of var with what the pictures are to call genes."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of subsampling.")] = 0,
     as_json: AsJson = False,
     overwrite: Overwrite = False,
@@ -162,17 +166,22 @@ def score(
     Example: perturbdiff score predicted.h5ad --reference cells.h5ad --out scores.csv
     """
     with plainly(verbose=verbose):
-        check_out(out, overwrite=overwrite)
+        check_table_out(out, overwrite=overwrite)
         if pictures is not None:
             check_pictures(pictures, PICTURES, overwrite=overwrite)
+        elif gene_symbols is not None:
+            rule = "says what pictures call genes, so it needs --pictures FOLDER"
+            raise ConfigError("gene_symbols", gene_symbols, rule=rule)
         guess, truth = read(str(pred)), read(reference)
+        from perturbdiff.pl._symbols import gene_labels
         from perturbdiff.tl import score as score_cells
 
+        gene_labels(gene_symbols, truth, guess)  # refused before the work
         score_cells(guess, reference=truth, seed=seed)
         out.parent.mkdir(parents=True, exist_ok=True)
         guess.uns["score"].to_csv(out, index=False)
         if pictures is not None:
-            draw(guess, truth, pictures)
+            draw(guess, truth, pictures, gene_symbols=gene_symbols)
             draw_scores(guess, pictures)
         if as_json:
             say_json({"out": str(out), "scores": mean_scores(guess)})

@@ -118,10 +118,19 @@ def write(adata: "AnnData", path: Path) -> None:
 
 
 def check_out(out: Path, *, overwrite: bool) -> None:
-    """Refuse to put a model or a table where something is."""
+    """Refuse to put a model where something is."""
     _check_free(out, overwrite=overwrite)
     if out.is_dir() and not (out / "manifest.json").is_file():
         raise ConfigError("out", str(out), rule="is a folder but no saved model; name another")
+
+
+def check_table_out(out: Path, *, overwrite: bool) -> None:
+    """Refuse a name that says no table, or to put one where something is."""
+    if out.suffix != ".csv":
+        raise ConfigError("out", str(out), rule="must end in .csv, which says what it is")
+    if out.is_dir():
+        raise ConfigError("out", str(out), rule="is a folder; name a file")
+    _check_free(out, overwrite=overwrite)
 
 
 def check_cells_out(out: Path, *, overwrite: bool) -> None:

@@ -61,6 +61,9 @@ def fit(
     scale: Annotated[
         str | None, typer.Option(help="What the numbers are: counts or log1p_cp10k.")
     ] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Layer that holds the numbers; X where left out.")
+    ] = None,
     holdout: Annotated[
         list[str] | None, typer.Option(help="What to leave out, as cell_type=NK; repeatable.")
     ] = None,
@@ -105,6 +108,7 @@ def fit(
             "data.control": control,
             "data.covariate_keys": covariate_keys,
             "data.scale": scale,
+            "data.layer": layer,
             "data.holdout": read_labels(holdout),
             "data.n_top_genes": n_top_genes,
             "seed": seed,

@@ -62,14 +62,17 @@ def _way_on(directory: Path | None) -> str:
     return " No checkpoint was written yet: start again, without --resume."
 
 
-def draw(pred: "AnnData", reference: "AnnData", folder: Path) -> None:
+def draw(
+    pred: "AnnData", reference: "AnnData", folder: Path, *, gene_symbols: str | None = None
+) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from perturbdiff.pl import embedding, response
 
-    for plot in (response, embedding):
-        plot(pred, reference=reference, save=folder / f"{plot.__name__}.png", show=False)
+    beside: dict[str, Any] = {"reference": reference, "show": False}
+    response(pred, gene_symbols=gene_symbols, save=folder / "response.png", **beside)
+    embedding(pred, save=folder / "embedding.png", **beside)
 
 
 def draw_scores(pred: "AnnData", folder: Path) -> None:

@@ -181,6 +181,54 @@ def test_score_writes_a_table_and_pictures_and_shows_a_summary(cells, predicted,
     }  # fmt: skip
 
 
+def test_pictures_of_scores_call_genes_by_their_symbols(
+    cells, predicted, tmp_path, monkeypatch, simulated_cells
+):
+    named = simulated_cells.copy()
+    named.var["symbol"] = [f"symbol of {name}" for name in named.var_names]
+    named.write_h5ad(tmp_path / "named.h5ad")
+    seen, draw = [], ptd.pl.response
+
+    def watched(*given, **settings):
+        panels = draw(*given, **settings)
+        seen.extend(text.get_text() for panel in panels for text in panel.texts)
+        return panels
+
+    monkeypatch.setattr(ptd.pl, "response", watched)
+    words = ["score", predicted, "--reference", tmp_path / "named.h5ad", "--out"]
+    words += [tmp_path / "scores.csv", "--pictures", tmp_path / "pictures"]
+    done = run(*words, "--gene-symbols", "symbol")
+    assert done.exit_code == 0, done.output
+    assert any(text.startswith("symbol of ") for text in seen)
+    (tmp_path / "scores.csv").unlink()
+    done = run(*words, "--overwrite", "--gene-symbols", "symbols")
+    assert done.exit_code == 2
+    assert "Did you mean 'symbol'?" in done.stderr
+    assert not (tmp_path / "scores.csv").exists()
+
+
+def test_a_layer_is_an_option(cells, bundle, tmp_path, simulated_cells):
+    layered = simulated_cells.copy()
+    layered.layers["raw"], layered.X = layered.X, layered.X * 0
+    layered.write_h5ad(tmp_path / "layered.h5ad")
+    words = ["fit", tmp_path / "layered.h5ad", *COLUMNS, "--holdout", "cell_type=T1", *settings()]
+    words += ["--scale", "counts", "--layer", "raw", "--out", tmp_path / "bundle"]
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    made, plain = ptd.load(tmp_path / "bundle"), ptd.load(bundle)
+    assert made.registry.layer == "raw"
+    assert made.registry.genes == plain.registry.genes
+
+
+def test_the_package_runs_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "perturbdiff", "--version"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout.strip() == ptd.__version__
+    assert done.returncode == 0, done.stderr
+
+
 def test_scores_for_machines_are_those_of_the_table(cells, predicted, tmp_path):
     out = tmp_path / "scores.csv"
     done = run("score", predicted, "--reference", cells, "--out", out, "--json")
@@ -520,6 +568,19 @@ BAD = {
         ["predict", "{cells}", "--model", "{bundle}", "--perturbations", "P1", "--out", "a.txt"],
         "must end in .h5ad or .zarr",
     ),
+    "no kind of table": (
+        ["score", "{cells}", "--reference", "{cells}", "--out", "x.txt"],
+        "out = 'x.txt': must end in .csv",
+    ),
+    "a folder for a table": (
+        ["score", "{cells}", "--reference", "{cells}", "--out", "{folder}", "--overwrite"],
+        "is a folder; name a file",
+    ),
+    "symbols without pictures": (
+        ["score", "{cells}", "--reference", "{cells}", "--gene-symbols", "x"],
+        "needs --pictures FOLDER",
+    ),
+    "no such layer": (["fit", "{cells}", *COLUMNS, "--scale", "counts", "--layer", "x"], "'x'"),
     "a folder that is no zarr": (["fit", "{bundle}", *COLUMNS], "no .zarr of cells"),
     "a damaged zarr": (["fit", "{damaged}", *COLUMNS], "cannot be read as .zarr"),
     "pictures into a file": (
@@ -547,13 +608,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     unscaled = simulated_cells.copy()
     del unscaled.uns["perturbdiff"]
     unscaled.write_h5ad(tmp_path / "unscaled.h5ad")
+    (tmp_path / "folder.csv").mkdir()
     (tmp_path / "damaged.zarr").mkdir()
     (tmp_path / "damaged.zarr" / "zarr.json").write_text("{")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     places = {
         "cells": cells, "bundle": bundle, "text": text, "unscaled": "unscaled.h5ad",
-        "damaged": "damaged.zarr",
+        "damaged": "damaged.zarr", "folder": "folder.csv",
     }  # fmt: skip
     done = run(*(word.format(**places) for word in words))
     assert done.exit_code == 2, done.output

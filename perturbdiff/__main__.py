@@ -1,0 +1,5 @@
+"""``python -m perturbdiff``."""
+
+from perturbdiff.cli import main
+
+main()
