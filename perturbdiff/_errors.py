@@ -115,6 +115,10 @@ class ConstraintError(PerturbDiffError, ValueError):
     """A constraint cannot hold, contradicts another, or was asked for what it does not offer."""
 
 
+class VerifierError(ConstraintError):
+    """A function or classifier of the user's raised an error, or gave no verdict."""
+
+
 class DownloadError(PerturbDiffError, OSError):
     """A data set could not be obtained; the message holds the one command to run."""
 

@@ -73,9 +73,10 @@ def finite_number(name: str, value: object) -> float:
     Raises
     ------
     ConfigError
-        When it is text, a truth value, NaN or infinite.
+        When it is text, a truth value, several numbers, NaN or infinite.
     """
-    sound = isinstance(value, SupportsFloat) and not isinstance(value, bool | str)
+    single = isinstance(value, SupportsFloat) and getattr(value, "ndim", 0) == 0
+    sound = single and not isinstance(value, bool | str)
     number = float(value) if sound else math.nan  # type: ignore[arg-type]
     if not math.isfinite(number):
         raise ConfigError(name, value, rule="must be a number")

@@ -5,7 +5,8 @@ N cells, G genes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol, Self, SupportsFloat, runtime_checkable
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from perturbdiff._errors import ConstraintError
+from perturbdiff._errors import PerturbDiffError, VerifierError, counted
 from perturbdiff.guidance._bounds import TOLERANCE, Bounds
 from perturbdiff.guidance._reference import CellValues
 
@@ -322,7 +323,7 @@ class Checked:
     def distance(self, cells: CellValues) -> Tensor:
         values = cells.take(self.needed).detach()
         flat = values.reshape(-1, *values.shape[-2:]).cpu().numpy()
-        found = [self._violation(self.check(one, self.names)) for one in flat]
+        found = [self._violation(self._verdict(one)) for one in flat]
         return torch.tensor(found, dtype=torch.float64).view(*values.shape[:-2], 1)
 
     def energy(self, cells: CellValues) -> Tensor:
@@ -337,6 +338,10 @@ class Checked:
     def reached(self, cells: CellValues) -> float:
         return float(self.holds(cells).double().mean())
 
+    def _verdict(self, log1p: np.ndarray) -> object:
+        with users_code(f"The verifier {self.text}", log1p.shape):
+            return self.check(log1p, self.names)
+
     def _violation(self, verdict: object) -> float:
         """1 for False, 0 for True; a number is the violation itself."""
         if isinstance(verdict, bool | np.bool_):
@@ -348,8 +353,30 @@ class Checked:
                 f"The verifier {self.text} returned {verdict!r}. It must return whether the cells "
                 "will do (True or False), or by how much they miss as one number."
             )
-            raise ConstraintError(msg)
+            raise VerifierError(msg)
         return number
+
+
+@contextmanager
+def users_code(what: str, shape: Sequence[int]) -> Iterator[None]:
+    """Tell what of the user's raised an error, and of how many cells and genes it was asked.
+
+    Raises
+    ------
+    VerifierError
+        From whatever was raised.
+    """
+    try:
+        yield
+    except PerturbDiffError:
+        raise
+    except Exception as error:
+        msg = (
+            f"{what} raised {type(error).__name__}: {error}. It was asked about "
+            f"{counted(shape[-2], 'cell')} of {counted(shape[-1], 'gene')}, an array of log1p "
+            "values; try it on such an array."
+        )
+        raise VerifierError(msg) from error
 
 
 def conjuncts(bounds: Sequence[Bound], cells: CellValues | None = None) -> list[Bound]:

@@ -22,7 +22,7 @@ from perturbdiff.guidance._constraints import (
     range_of,
     shown,
 )
-from perturbdiff.guidance._logic import Checked, InState, Sized
+from perturbdiff.guidance._logic import Checked, InState, Sized, users_code
 from perturbdiff.guidance._reference import Reference
 
 
@@ -164,6 +164,10 @@ class StateFraction(Constraint):
         )
 
     def _probability(self, log1p: torch.Tensor) -> torch.Tensor:
+        with users_code(f"The classifier of {self.describe()}", log1p.shape):
+            return self._chance(log1p)
+
+    def _chance(self, log1p: torch.Tensor) -> torch.Tensor:
         if isinstance(self.classifier, torch.nn.Module):
             dtype = next((p.dtype for p in self.classifier.parameters()), torch.float32)
             logits = self.classifier(log1p.to(dtype))
@@ -172,7 +176,7 @@ class StateFraction(Constraint):
         if self._is_linear:
             return self._linear_probability(log1p.double())
         if not hasattr(self.classifier, "predict_proba"):
-            return self._member(log1p).double()
+            return self._found(log1p).double()
         chances = self.classifier.predict_proba(log1p.detach().cpu().numpy())
         place = list(self.classifier.classes_).index(self.state)
         return torch.from_numpy(np.asarray(chances)[:, place]).double()
@@ -195,6 +199,10 @@ class StateFraction(Constraint):
         return scores.softmax(-1)[:, place]
 
     def _member(self, log1p: torch.Tensor) -> torch.Tensor:
+        with users_code(f"The classifier of {self.describe()}", log1p.shape):
+            return self._found(log1p)
+
+    def _found(self, log1p: torch.Tensor) -> torch.Tensor:
         if isinstance(self.classifier, torch.nn.Module):
             with torch.no_grad():
                 dtype = next((p.dtype for p in self.classifier.parameters()), torch.float32)

@@ -34,6 +34,7 @@ from perturbdiff.model._constrained_report import (
     COLUMNS,
     in_sets,
     moved_by,
+    naming,
     row_of,
     support,
     tree_table,
@@ -99,7 +100,10 @@ def written_with(
         )
         for one, rule in zip(asked, rules, strict=True)
     ]  # fmt: skip
-    parts = [as_drawn(*answer.run()) for answer in answers]
+    parts = []
+    for answer in answers:
+        with naming(answer.asked.condition):
+            parts.append(as_drawn(*answer.run()))
     report = pd.concat([answer.report for answer in answers], ignore_index=True)
     warn_of(report)
     genes = fitted.vocabulary.registry.genes

@@ -35,7 +35,7 @@ from perturbdiff.guidance import (
 )
 from perturbdiff.guidance._enforcement import Way
 from perturbdiff.model._constrained_answer import Answer, Asked, Rules, reference_of
-from perturbdiff.model._constrained_report import tree_table
+from perturbdiff.model._constrained_report import naming, tree_table
 from perturbdiff.model._fitted import Drawn, Fitted, as_drawn
 
 __all__ = [
@@ -141,13 +141,18 @@ def respond_constrained(
     ------
     ConstraintError, GeneError, ConfigError
         Before anything is sampled, when the constraints cannot hold or name unknown genes.
+    VerifierError
+        When a function of the user's raises an error.
     """
     rules = [wish.bound(reference_of(fitted, one.controls), n_cells=n_cells) for one in asked]
     answers = [
         Answer(fitted, one, rule, n_cells=n_cells, config=config, seed=seed)
         for one, rule in zip(asked, rules, strict=True)
     ]
-    parts = [as_drawn(*answer.run()) for answer in answers]
+    parts = []
+    for answer in answers:
+        with naming(answer.asked.condition):
+            parts.append(as_drawn(*answer.run()))
     report = pd.concat([answer.report for answer in answers], ignore_index=True)
     warn_of(report)
     genes = fitted.vocabulary.registry.genes

@@ -15,7 +15,7 @@ from perturbdiff.guidance._logic import Bound
 from perturbdiff.model._constrained import Asked, Wish
 from perturbdiff.model._constrained_answer import reference_of
 from perturbdiff.model._constrained_finish import as_values
-from perturbdiff.model._constrained_report import in_sets
+from perturbdiff.model._constrained_report import in_sets, naming
 from perturbdiff.model._predictor import controls_by_context, require_counts
 from perturbdiff.model._set_diffusion import SetDiffusion
 
@@ -86,7 +86,8 @@ def rank_by_wish(  # noqa: PLR0913 - a question, and how to ask it
             label = label_of(condition.members, separator=registry.separator)
             labels = dict(zip(registry.covariate_keys, condition.context, strict=True))
             named = {registry.perturbation_key: label, **labels}
-            found = _judged(bounds[condition.context], *dense, set_size=config.set_size)
+            with naming(condition):
+                found = _judged(bounds[condition.context], *dense, set_size=config.set_size)
             rows.append(named | found)
     table = pd.DataFrame(rows).sort_values(
         ["satisfied_sets", "energy"], ascending=[False, True], kind="stable", ignore_index=True

@@ -3,7 +3,8 @@
 N cells, G genes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from jaxtyping import Float
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from perturbdiff._errors import VerifierError
+from perturbdiff.data import Condition
 from perturbdiff.guidance import CellValues
 from perturbdiff.guidance._bounds import Bounds
 from perturbdiff.guidance._logic import Bound, InState, Sized
@@ -30,6 +33,16 @@ COLUMNS: Final = (
     "satisfied_before", "satisfied", "satisfied_sets", "set_evaluations", "cost",
     "effective_particles", "energy_distance", "energy_distance_to_truth", "supported", "outside",
 )  # fmt: skip
+
+
+@contextmanager
+def naming(condition: Condition) -> Iterator[None]:
+    """Say of which condition the cells were when the user's own code failed."""
+    try:
+        yield
+    except VerifierError as error:
+        msg = f"Cells of {condition}: {error}"
+        raise VerifierError(msg) from error.__cause__
 
 
 def row_of(bound: Bound, before: CellValues, after: CellValues, *, set_size: int) -> dict[str, Any]:

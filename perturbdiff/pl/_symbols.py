@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from perturbdiff._errors import UnknownKeyError
+from perturbdiff._errors import ConfigError, UnknownKeyError
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -23,11 +23,16 @@ def gene_labels(gene_symbols: str | None, *files: "AnnData | None") -> Mapping[s
 
     Raises
     ------
+    ConfigError
+        When it is no text.
     UnknownKeyError
         When none has such a column.
     """
     if gene_symbols is None:
         return {}
+    if not isinstance(gene_symbols, str):
+        rule = "must be the name of a column of var, as text"
+        raise ConfigError("gene_symbols", gene_symbols, rule=rule)
     there = [file.var for file in files if file is not None]
     for var in there:
         if gene_symbols in var:
@@ -35,4 +40,7 @@ def gene_labels(gene_symbols: str | None, *files: "AnnData | None") -> Mapping[s
             pairs = zip(var.index, column, strict=True)
             return {str(n): str(s) for n, s in pairs if not pd.isna(s) and str(s).strip()}
     known = list(dict.fromkeys(str(name) for var in there for name in var.columns))
-    raise UnknownKeyError("var of the files given", gene_symbols, known=known)
+    where = "var of the files given"
+    if any(file is None for file in files):
+        where = "No reference= was given, and var of the prediction"
+    raise UnknownKeyError(where, gene_symbols, known=known)

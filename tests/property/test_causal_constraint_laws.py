@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import perturbdiff as ptd
-from perturbdiff._errors import ConfigError, ConstraintError, GeneError
+from perturbdiff._errors import ConfigError, ConstraintError, GeneError, VerifierError
 from perturbdiff.model import _causal_fitted, _fitted
 from perturbdiff.train import TrainerOptions
 
@@ -280,3 +280,11 @@ def test_through_the_common_door(model, simulated_cells, genes):
     assert "constraints" not in free.uns["perturbdiff"]
     panels = ptd.pl.constraints(pred, show=False)
     assert len(panels) == 1
+
+
+def test_a_verifier_that_fails_is_named_with_its_condition(model, simulated_cells):
+    def unsound(log1p, names):
+        return log1p[:, names.index("nowhere")].mean() > 0
+
+    with pytest.raises(VerifierError, match="Cells of P1 in T1: The verifier unsound raised"):
+        ask(model, simulated_cells, unsound)

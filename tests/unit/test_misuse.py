@@ -256,6 +256,22 @@ CASES = {
         "ptd.tl.uncertainty(pred, model, reference=adata, level='0.9')",
         "level = '0.9': must be a number",
     ),
+    "several levels": (
+        "ptd.tl.uncertainty(pred, model, reference=adata, level=np.array([0.8, 0.9]))",
+        "level = array([0.8, 0.9]): must be a number",
+    ),
+    "a level in an array": (
+        "ptd.tl.uncertainty(pred, model, reference=adata, level=np.array([0.9]))",
+        "must be a number",
+    ),
+    "symbols as a number": (
+        "ptd.pl.response(pred, reference=adata, gene_symbols=3)",
+        "gene_symbols = 3: must be the name of a column of var",
+    ),
+    "symbols as a list": (
+        "ptd.pl.uncertainty(pred, reference=adata, gene_symbols=['symbol'])",
+        "gene_symbols = ['symbol']: must be the name of a column of var",
+    ),
     "a rate in words": ("ptd.tl.response_genes(pred, fdr='a')", "fdr = 'a': must be a number"),
     "a table under a number": (
         "ptd.tl.score(pred, reference=adata, key_added=5)",
@@ -309,6 +325,7 @@ CASES = {
 SCRIPT = """
 import json, sys
 import anndata
+import numpy as np
 import perturbdiff as ptd
 adata = anndata.read_h5ad(sys.argv[1])
 columns = dict(perturbation_key="condition", control="ctrl", covariate_keys=["cell_type"],
@@ -447,7 +464,46 @@ def test_a_fold_change_is_reported_in_counts_per_10000(small_model, simulated_ce
 def test_a_verifier_must_judge(small_model, simulated_cells, verdict):
     wish = ptd.Verifier(lambda log1p, genes: verdict, name="markers")
     with pytest.raises(
-        _errors.ConstraintError, match=r"The verifier markers returned .* one number"
+        _errors.VerifierError, match=r"P1 in T1: The verifier markers returned .* one number"
+    ):
+        small_model.predict(simulated_cells, **ASK, constraints=wish)
+
+
+def unsound(log1p, genes):
+    return log1p[:, genes.index("no such gene")].mean() > 1
+
+
+@pytest.mark.parametrize("enforce", [None, "soft", "branch", "particles", "depth_first"])
+def test_a_verifier_that_fails_is_named_with_its_condition(small_model, simulated_cells, enforce):
+    wishes = [ptd.AtLeast(small_model.registry.genes[0], 0.1), unsound]
+    with pytest.raises(
+        _errors.VerifierError,
+        match=r"Cells of P1 in T1: The verifier unsound raised ValueError: .*",
+    ) as caught:
+        small_model.predict(simulated_cells, **ASK, constraints=wishes, enforce=enforce)
+    assert type(caught.value.__cause__) is ValueError
+    assert "cells of 30 genes" in str(caught.value)
+
+
+def test_a_verifier_that_fails_in_a_ranking_is_named_too(small_model, simulated_cells):
+    with pytest.raises(_errors.VerifierError, match="Cells of P2 in T1: The verifier unsound"):
+        ptd.tl.rank_perturbations(
+            simulated_cells, small_model, target=[unsound], perturbations=["P2"],
+            contexts=ASK["contexts"], n_cells=8,
+        )  # fmt: skip
+
+
+def test_a_classifier_that_fails_is_named(small_model, simulated_cells):
+    class Broken:
+        classes_ = ("high", "low")
+
+        def predict(self, log1p):
+            raise RuntimeError("too few columns")
+
+    wish = ptd.StateFraction(Broken(), "high", 0.5)
+    with pytest.raises(
+        _errors.VerifierError,
+        match=r"P1 in T1: The classifier of share of cells in high = 0.5 raised RuntimeError: too",
     ):
         small_model.predict(simulated_cells, **ASK, constraints=wish)
 

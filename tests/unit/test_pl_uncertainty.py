@@ -99,7 +99,7 @@ def test_what_cannot_be_drawn_is_refused(pred):
     for n_genes, says in ((0, "at least 1"), (1000, "can be read: 200")):
         with pytest.raises(ConfigError, match=f"n_genes = {n_genes}: .*{says}"):
             pl.uncertainty(pred, n_genes=n_genes)
-    with pytest.raises(UnknownKeyError, match="symbol"):
+    with pytest.raises(UnknownKeyError, match=r"^No reference= was given, .* has no 'symbol'"):
         pl.uncertainty(pred, gene_symbols="symbol")
     with pytest.raises(ConfigError, match="2 panels, one for each condition"):
         pl.uncertainty(pred, ax=Figure().subplots())
