@@ -9,6 +9,7 @@ from anndata import AnnData
 
 from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
+from perturbdiff.config._checks import settings_of, whole_number
 from perturbdiff.data import label_of
 from perturbdiff.guidance import check_together
 from perturbdiff.guidance._logic import Bound
@@ -45,9 +46,8 @@ def rank_by_wish(  # noqa: PLR0913 - a question, and how to ask it
             "and compare"
         )
         raise ConfigError("model", type(model).__name__, rule=rule)
-    if at_once < 1:
-        raise ConfigError("at_once", at_once, rule="must be at least 1")
-    config, fitted = sample or SampleConfig(), model.fitted
+    at_once = whole_number("at_once", at_once, least=1)
+    config, fitted = settings_of(SampleConfig, "sample", sample), model.fitted
     question = model._ask(adata, perturbations, contexts=contexts, n_cells=n_cells)
     require_counts(question.controls)
     controls = controls_by_context(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff._errors import ConfigError
+from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import settings_of
 
 
@@ -45,6 +46,16 @@ def contexts_of(given: Any) -> list[Any] | None:
 def settings(kind: type[Any], name: str, given: object) -> dict[str, Any] | None:
     """Settings of a kind, as plain values."""
     return None if given is None else asdict(settings_of(kind, name, given))
+
+
+def shared(contexts: Any, *, n_cells: Any, seed: Any, sample: Any) -> dict[str, Any]:
+    """What every question may name."""
+    return {
+        "contexts": contexts_of(contexts),
+        "n_cells": n_cells,
+        "seed": seed,
+        "sample": settings(SampleConfig, "sample", sample),
+    }
 
 
 def constraints_of(given: Any) -> list[dict[str, Any]] | None:

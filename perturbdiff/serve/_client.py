@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 from anndata import AnnData
 from tqdm import tqdm
@@ -30,9 +31,9 @@ from perturbdiff.data._library import LIBRARY_SIZE
 from perturbdiff.data._matrix import require_anndata
 from perturbdiff.serve._asking import (
     constraints_of,
-    contexts_of,
     settings,
     several,
+    shared,
     ways_of,
     written,
 )
@@ -47,6 +48,7 @@ _KINDS: dict[str, type[PerturbDiffError]] = {
     for kind in (BundleError, ConstraintError, ExpressionError, GeneError, LabelError, ScaleError)
 }
 _BUSY = (429, 503)
+_NUMBERS = ("satisfied_sets", "energy", "worst_violation")  # of a ranking; null is NaN
 _LONGEST_WAIT_S = 60.0
 
 
@@ -185,18 +187,15 @@ class Client:
         """
         question: dict[str, Any] = {
             "perturbations": several(perturbations, str),
-            "contexts": contexts_of(contexts),
-            "n_cells": n_cells,
-            "seed": seed,
+            **shared(contexts, n_cells=n_cells, seed=seed, sample=sample),
             "doses": None if doses is None else np.atleast_1d(doses),
             "times": None if times is None else np.atleast_1d(times),
-            "sample": settings(SampleConfig, "sample", sample),
             "decode": settings(DecodeConfig, "decode", decode),
             "decoding": decoding,
             "missing_genes": missing_genes,
             "constraints": constraints_of(constraints),
             "enforce": ways_of(enforce),
-            "control_cells": None if adata is None else self._controls(adata),
+            "control_cells": self._controls(adata),
         }
         body = written(question)
         if progress:
@@ -226,17 +225,61 @@ class Client:
         """
         question: dict[str, Any] = {
             "perturbations": several(perturbations, str),
-            "contexts": contexts_of(contexts),
-            "n_cells": n_cells,
-            "seed": seed,
-            "sample": settings(SampleConfig, "sample", sample),
-            "control_cells": None if adata is None else self._controls(adata),
+            **shared(contexts, n_cells=n_cells, seed=seed, sample=sample),
+            "control_cells": self._controls(adata),
         }
         found: dict[str, float] = self._asked("POST", "/quote", written(question)).json()
         return found
 
-    def _controls(self, adata: Any) -> str:
+    def rank(
+        self,
+        adata: AnnData | None,
+        *,
+        target: "Constraint | Sequence[Constraint]",
+        perturbations: Sequence[str] | None = None,
+        contexts: Sequence[Mapping[str, str]] | None = None,
+        n_cells: int = 128,
+        seed: int = 0,
+        sample: SampleConfig | None = None,
+    ) -> pd.DataFrame:
+        """Perturbations by how well their predicted cells meet a wish.
+
+        Parameters
+        ----------
+        adata
+            As in :meth:`predict`.
+        target, perturbations, contexts, n_cells, seed, sample
+            As in :func:`~perturbdiff.tl.rank_perturbations`; the wish must be of the declared
+            kinds, since functions are not sent.
+
+        Returns
+        -------
+        The table that :func:`~perturbdiff.tl.rank_perturbations` writes: one row a condition, the
+        best first.
+
+        Raises
+        ------
+        PerturbDiffError
+            As :meth:`predict`.
+        ConfigError
+            When there is no wish, or something has no form in JSON.
+        """
+        wish = constraints_of(target)
+        if wish is None:
+            raise ConfigError("target", target, rule="needs a constraint or more")
+        question: dict[str, Any] = {
+            "target": wish,
+            "perturbations": None if perturbations is None else several(perturbations, str),
+            **shared(contexts, n_cells=n_cells, seed=seed, sample=sample),
+            "control_cells": self._controls(adata),
+        }
+        rows = self._asked("POST", "/rank", written(question)).json()["ranking"]
+        return pd.DataFrame(rows).astype(dict.fromkeys(_NUMBERS, np.float64))
+
+    def _controls(self, adata: Any) -> str | None:
         """Control cells of a file, without what the model does not read, in base64."""
+        if adata is None:
+            return None
         require_anndata(adata)
         about = self.about
         key, layer, size = (

@@ -1,8 +1,9 @@
 """Rank perturbations by a wish."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import pandas as pd
 from anndata import AnnData
 
 from perturbdiff._errors import ConfigError
@@ -17,11 +18,21 @@ if TYPE_CHECKING:
     from perturbdiff.model._constrained import Verify
 
 
+@runtime_checkable
+class Ranking(Protocol):
+    """A model elsewhere that ranks by itself, such as that of a server."""
+
+    @property
+    def rank(self) -> Callable[..., pd.DataFrame]:
+        """Gives the table of a ranking."""
+        ...
+
+
 def rank_perturbations(  # noqa: PLR0913 - each is something that a question may name
     adata: AnnData,
-    model: "SetDiffusion",
+    model: "SetDiffusion | Ranking",
     *,
-    target: "Sequence[Constraint | Verify]",
+    target: "Constraint | Verify | Sequence[Constraint | Verify]",
     perturbations: Sequence[str] | None = None,
     contexts: Sequence[Mapping[str, str]] | None = None,
     n_cells: int = 128,
@@ -41,9 +52,10 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     adata
         File with the control cells of the contexts.
     model
-        Fitted model.
+        Fitted model, or :class:`~perturbdiff.serve.Client` of a server that has one.
     target
-        What the cells shall obey: constraints, or functions of ``(log1p, genes)``.
+        What the cells shall obey, one or several: constraints, or functions of ``(log1p, genes)``,
+        which a server does not take.
     perturbations
         Labels; ``None`` for all that the model knows.
     contexts
@@ -55,7 +67,7 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     sample
         Sampler, steps, guidance.
     at_once
-        Conditions predicted together.
+        Conditions predicted together; a server knows its own number.
     key_added
         Where in ``uns`` the table is written.
     copy
@@ -80,26 +92,37 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
         When a perturbation or context is unknown, or has no control cells.
     """
     require_model(model)
-    result_key(key_added, taken=[model.registry.embedding_key])
+    if not isinstance(model, Ranking):
+        result_key(key_added, taken=[model.registry.embedding_key])
     key_added = table_key(key_added, adata, usual="perturbation_ranking", name="adata")
-    from perturbdiff.model._constrained import Wish  # noqa: PLC0415 - slow to import
-    from perturbdiff.model._constrained_ranking import rank_by_wish  # noqa: PLC0415
-
-    if not target:
-        raise ConfigError("target", target, rule="needs a constraint or more")
-    seed, registry = seed_number(seed), model.registry
-    known = [level for level in registry.perturbations.levels if level not in registry.control]
-    table = rank_by_wish(
-        model,
-        adata,
-        wish=Wish.of(target, None),
-        perturbations=known if perturbations is None else perturbations,
-        contexts=contexts,
-        n_cells=n_cells,
-        seed=seed,
-        sample=sample,
-        at_once=at_once,
-    )
+    question: dict[str, Any] = {
+        "target": target, "perturbations": perturbations, "contexts": contexts,
+        "n_cells": n_cells, "seed": seed_number(seed), "sample": sample,
+    }  # fmt: skip
+    if isinstance(model, Ranking):
+        table = model.rank(adata, **question)
+    else:
+        table = _ranked(adata, model, **question, at_once=at_once)
     place = target_of(adata, copy=copy)
     place.uns[key_added] = table
     return place if copy else None
+
+
+def _ranked(
+    adata: AnnData,
+    model: "SetDiffusion",
+    *,
+    target: "Constraint | Verify | Sequence[Constraint | Verify]",
+    perturbations: Sequence[str] | None,
+    **how: Any,
+) -> pd.DataFrame:
+    """The table of a model that is here."""
+    from perturbdiff.model._constrained import Wish  # noqa: PLC0415 - slow to import
+    from perturbdiff.model._constrained_ranking import rank_by_wish  # noqa: PLC0415
+
+    wish, registry = Wish.of(target, None), model.registry
+    if not wish.constraints:
+        raise ConfigError("target", target, rule="needs a constraint or more")
+    known = [level for level in registry.perturbations.levels if level not in registry.control]
+    asked = known if perturbations is None else perturbations
+    return rank_by_wish(model, adata, wish=wish, perturbations=asked, **how)

@@ -92,6 +92,10 @@ CASES = {
         "must be below 2**63",
     ),
     "a sibling's seed that no file holds": ("causal.fit(adata, seed=2**63)", "below 2**63"),
+    "a ranking in words": (
+        "ptd.tl.rank_perturbations(adata, fresh, target=ptd.AtLeast('G1', 1), at_once='all')",
+        "at_once = 'all': must be a whole number",
+    ),
     "a ranking's seed": (
         "ptd.tl.rank_perturbations(adata, fresh, target=[ptd.AtLeast('G1', 1)], seed='a')",
         "seed = 'a': must be a whole number",

@@ -12,6 +12,7 @@ from inspect import unwrap
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -447,6 +448,33 @@ def test_the_client_asks_as_tl_predict_does(client, model, simulated_cells, want
     obeying = client.predict(None, constraints=wish, enforce="hard", **settings)
     same = model.predict(None, constraints=wish, enforce="hard", **settings)
     np.testing.assert_array_equal(obeying.X.toarray(), same.X.toarray())
+
+
+def test_the_client_ranks_as_tl_rank_perturbations_does(client, model, simulated_cells):
+    wish = [ptd.AtLeast(model.registry.genes[0], 0.5, per="population")]
+    asked = {
+        "target": wish, "contexts": [{"cell_type": "T1"}], "n_cells": 16,
+        "sample": ptd.SampleConfig(n_steps=2, set_size=8), "seed": 3,
+    }  # fmt: skip
+    local = ptd.tl.rank_perturbations(simulated_cells, model, copy=True, **asked)
+    want = local.uns["perturbation_ranking"]
+    assert len(want) == 2
+    through = ptd.tl.rank_perturbations(simulated_cells, client, copy=True, **asked)
+    for table in (
+        client.rank(simulated_cells, **asked),
+        unwrap(Client.rank)(client, simulated_cells, **asked | {"target": wish[0]}),
+        through.uns["perturbation_ranking"],
+    ):
+        pd.testing.assert_frame_equal(table, want, check_exact=False, rtol=1e-6)
+    some = client.rank(None, **asked | {"perturbations": ["P2"]})
+    assert some["perturbation"].tolist() == ["P2"]
+    with pytest.raises(ConfigError, match="target = \\[\\]: needs a constraint or more"):
+        client.rank(None, target=[])
+    with pytest.raises(ConfigError, match="no form in JSON"):
+        ptd.tl.rank_perturbations(simulated_cells, client, target=[lambda values, genes: True])
+    with pytest.raises(ServerError, match="'P9'"):
+        client.rank(None, **asked | {"perturbations": ["P9"]})
+    assert "perturbation_ranking" not in simulated_cells.uns
 
 
 def test_the_client_raises_what_the_model_raises(client, simulated_cells, model):
