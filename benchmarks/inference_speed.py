@@ -19,6 +19,7 @@ from benchmarks.cache import Cache
 from benchmarks.contexts import ContextStudy
 from benchmarks.fits import Recipe
 from benchmarks.inference_models import Models
+from benchmarks.inference_written import written_scores, written_speed
 from benchmarks.tables import better
 from perturbdiff._constants import UNS_KEY
 from perturbdiff.data.datasets import simulated
@@ -30,10 +31,10 @@ SCORES = (
     "pearson_shift", "mae_shift", "energy_distance", "centred_energy_distance", "mmd",
     "variance_explained", "de_overlap", "direction_match",
 )  # fmt: skip
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("float32", "bfloat16", "int8", "float8")
 PRODUCTS = (  # how float32 numbers are multiplied, which torch lets one set
     ("float32", "highest"), ("float32, medium", "medium"), ("bfloat16", "highest"),
-    ("int8", "highest"),
+    ("int8", "highest"), ("float8", "highest"),
 )  # fmt: skip
 SAMPLERS = ("euler", "heun", "dpmpp_2m", "stochastic")
 STEPS = (1, 2, 4, 8, 18, 50)
@@ -56,21 +57,24 @@ class Judge:
     ----------
     path
         File.
+    n_genes
+        Highly variable genes that models know.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, n_genes: int = 2000) -> None:
+        self.n_genes = n_genes
         with tempfile.TemporaryDirectory() as folder:
             self.study = ContextStudy(
                 path=path, perturbation_key="condition", control="ctrl", context_key="cell_type",
-                recipe=Recipe(n_top_genes=2000), cache=Cache(Path(folder)),
+                recipe=Recipe(n_top_genes=n_genes), cache=Cache(Path(folder)),
             )  # fmt: skip
             self.wanted, self.held = self.study.wanted(CONTEXT), self.study._view(CONTEXT)
 
-    def fitted(self, network: ptd.NetworkConfig, train: ptd.TrainConfig) -> Any:
+    def fitted(self, network: Any, train: ptd.TrainConfig, kind: Any = ptd.SetDiffusion) -> Any:
         """A model that did not see the context."""
-        model = ptd.SetDiffusion(self.study.registry)
+        model = kind(self.study.registry)
         model.fit(
-            self.study.adata, holdout=self.wanted.holdout, n_top_genes=2000, seed=0,
+            self.study.adata, holdout=self.wanted.holdout, n_top_genes=self.n_genes, seed=0,
             network=network, train=train, options=ptd.TrainerOptions(progress=False),
         )  # fmt: skip
         return model
@@ -115,7 +119,17 @@ def precisions(models: Models, data: Path | None) -> dict[str, Any]:
         scores["float32, another seed"] = judge.scores(judge.ask(model, seed=1))
         found |= {"scores": scores, "lost": losses(scores), "context": CONTEXT}
         found["train_steps"], found["width"] = model.fitted.steps, WIDE.width
+    found["sibling"] = _written(models, data)
     torch.set_float32_matmul_precision(products_before)
+    return found
+
+
+def _written(models: Models, data: Path | None) -> dict[str, Any]:
+    """The same of the sibling."""
+    found = written_speed(models)
+    if data is not None:
+        found |= written_scores(Judge(data, n_genes=found["genes"]))
+        found |= {"lost": losses(found["scores"]), "context": CONTEXT}
     return found
 
 

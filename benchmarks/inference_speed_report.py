@@ -22,7 +22,7 @@ def ways(found: Mapping[str, Any]) -> list[str]:
         "",
         markdown(["what", "before, ms", "after, ms", "times faster"], rows, digits=2),
         "",
-        *([f"Compiling took, for each shape: {'; '.join(once)}. It is not used."] if once else []),
+        *([f"`model.compiled()`, asked for, compiled once: {'; '.join(once)}."] if once else []),
     ]
 
 
@@ -38,21 +38,54 @@ def precisions(found: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
     header = ["width", "sets", "set size", *(f"{name}, ms" for name in names)]
     header += [f"{name}, times faster" for name in names[1:]]
-    lines = ["## Precision", "", markdown(header, rows, digits=2), ""]
+    lines = ["## Precision", "", markdown(header, rows, digits=2), *_scores(found)]
+    return lines + (_written(found["sibling"]) if "sibling" in found else [])
+
+
+def _scores(found: Mapping[str, Any]) -> list[str]:
+    """Every score in each precision, and the most that is lost."""
     if "scores" not in found:
-        return lines[:-1]
+        return []
     scores, lost = found["scores"], found["lost"]
-    metrics = list(scores["float32"])
     worst = {name: max(one, key=lambda metric: one[metric]) for name, one in lost.items()}
     told = "; ".join(f"{name} {100 * lost[name][m]:.1f} % ({m})" for name, m in worst.items())
     return [
-        *lines,
+        "",
         f"Cells of {found['context']}, held out; width {found['width']}, trained for "
         f"{found['train_steps']} steps. Another seed of the noise is the yardstick.",
         "",
-        score_table(scores, metrics, first="precision"),
+        score_table(scores, list(scores["float32"]), first="precision"),
         "",
         f"Most that is lost of a score, as a share of it: {told}.",
+    ]
+
+
+def _written(found: Mapping[str, Any]) -> list[str]:
+    """The sibling in lower precision."""
+    rows = [
+        [
+            what, row["width"], row["cells"], *(1e3 * s for s in row["seconds"].values()),
+            *(row["seconds"]["float32"] / s for s in list(row["seconds"].values())[1:]),
+        ]
+        for what, name in (("a decode call", "calls"), ("a whole prediction", "whole"))
+        for row in found[name]
+    ]  # fmt: skip
+    names = list(found["calls"][0]["seconds"])
+    header = ["what", "width", "cells", *(f"{name}, ms" for name in names)]
+    header += [f"{name}, times faster" for name in names[1:]]
+    taken = ", ".join(f"{name} {s:.1f} s" for name, s in found.get("seconds", {}).items())
+    return [
+        "",
+        "### The sibling",
+        "",
+        f"{found['genes']} genes, one a call, half of them said before; precisions took turns. "
+        "Both lower precisions keep keys and values in bfloat16. A processor widens them a few "
+        "cells at a time: its own attention in bfloat16 takes more than twice as long as in "
+        "float32.",
+        "",
+        markdown(header, rows, digits=2),
+        *_scores(found),
+        *([f"These cells, with guesses ahead, took {taken}."] if taken else []),
     ]
 
 

@@ -175,7 +175,7 @@ class DrawnOrder(Decoding):
 
     def begin(self, cache: Cache, keys: Int[Tensor, " cells"]) -> DrawingCells:
         """Cells of which nothing was said; arguments as for every decoding."""
-        tally = cache.keys.new_zeros(len(keys), 2)
+        tally = cache.keys.new_zeros(len(keys), 2, dtype=summed_in(cache))
         return DrawingCells(**self._fresh(cache, keys), tally=tally)
 
     def advance(self, cells: Cells, *, reach: int) -> None:
@@ -202,6 +202,11 @@ class DrawnOrder(Decoding):
         cells.tally.copy_(torch.where(where, tally, cells.tally))
         cells.position += on
         torch.logical_or(~on, cells.position >= n_genes, out=cells.done)
+
+
+def summed_in(cache: Cache) -> torch.dtype:
+    """Numbers for what goes on beside keys and values: of these, but float32 at least."""
+    return torch.promote_types(cache.keys.dtype, torch.float32)
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from perturbdiff._errors import ConfigError
-from perturbdiff.autoregressive._decode import Cells, Decoding
+from perturbdiff.autoregressive._decode import Cells, Decoding, summed_in
 from perturbdiff.autoregressive._order import GeneOrder
 from perturbdiff.autoregressive._protocol import Cache, Draft, Network
 from perturbdiff.autoregressive._sampling import Sampling, inverted
@@ -95,7 +95,7 @@ class Speculative(Decoding):
     def begin(self, cache: Cache, keys: Int[Tensor, " cells"]) -> GuessedCells:
         """Cells of which nothing was said; arguments as for every decoding."""
         fresh = self._fresh(cache, keys)
-        hidden = cache.keys.new_zeros(len(keys), 1, self.draft.width)
+        hidden = cache.keys.new_zeros(len(keys), 1, self.draft.width, dtype=summed_in(cache))
         none = torch.zeros_like(keys)
         return GuessedCells(**fresh, hidden=hidden, tried=none, kept=none.clone())
 

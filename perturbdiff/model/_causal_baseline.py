@@ -1,6 +1,7 @@
 """The autoregressive sibling as a user holds it."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict
 from typing import Any, Literal, Self
 
@@ -9,6 +10,7 @@ from anndata import AnnData
 from torch import Tensor
 
 from perturbdiff._errors import ConfigError
+from perturbdiff._typing import PrecisionName
 from perturbdiff.autoregressive import ExpressionBins, GeneOrder
 from perturbdiff.config import DecodeConfig, DecoderConfig, TrainConfig
 from perturbdiff.config._checks import seed_number, settings_of
@@ -42,6 +44,8 @@ CAUSAL_TRAIN = TrainConfig(
     ema_decay=0.98,
 )
 """Few cells a step: each is a sequence of all genes. The rate was chosen on inner folds."""
+
+_PRECISIONS: tuple[PrecisionName, ...] = ("float32", "bfloat16", "int8")
 
 
 class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
@@ -231,7 +235,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
                 "order": fitted.order.name,
                 "n_steps": len(self.registry.genes),
                 "nfe": found.nfe,
-                "precision": "float32",
+                "precision": fitted.precision,
                 "temperature": config.temperature,
                 "top_p": config.top_p,
                 "draft_length": draft_length,
@@ -286,7 +290,11 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
         plain, arrays = fitted_parts(
             fitted,
             fitted.decoder,
-            settings={"network": asdict(fitted.network), "order": fitted.order.name},
+            settings={
+                "network": asdict(fitted.network),
+                "order": fitted.order.name,
+                **({} if fitted.precision == "float32" else {"precision": fitted.precision}),
+            },
         )
         arrays |= prefixed("bins", fitted.bins.state())
         arrays |= {"order": fitted.order.genes, "log_dispersion": fitted.log_dispersion}
@@ -307,10 +315,52 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
         task = causal_task(
             shared["vocabulary"], shared["codec"], network, config=CAUSAL_TRAIN, seed=0, **own
         )
-        decoder = task.averaged.eval()
+        precision = settings.get("precision", "float32")
+        decoder = task.averaged.lowered(precision).eval()
         decoder.load_state_dict(under("denoiser", parts.arrays))
-        draft = restored_draft(decoder, under("draft", parts.arrays))
-        return CausalFitted(network=network, decoder=decoder, draft=draft, **own, **shared)
+        draft = restored_draft(decoder, under("draft", parts.arrays), precision=precision)
+        return CausalFitted(
+            network=network, decoder=decoder, draft=draft, precision=precision, **own, **shared
+        )
+
+    def in_precision(self, precision: str) -> Self:
+        """The model with its networks in another precision: faster for many cells at a time.
+
+        Rates, what is drawn from them, priors and counts stay as they are. What is lost in every
+        score, and what is gained where, stands in the report of ``benchmarks.inference``. That a
+        cell does not depend on what else is asked, and that guessing ahead changes nothing, holds
+        only as far as the precision of the network goes: where two bins are about as likely, other
+        batches may round to the other one.
+
+        Parameters
+        ----------
+        precision
+            ``"bfloat16"``: half the memory of what cells look back on, which is what bounds the
+            time of many of them. ``"int8"``: layers of the blocks in 8 bits besides.
+            ``"float32"``: a copy.
+
+        Returns
+        -------
+        A new model, which is saved and loaded as it is; this one stays.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such precision, or this model is in a lower one already.
+        NotFittedError
+            Before ``fit``.
+        """
+        name: PrecisionName | None = next((one for one in _PRECISIONS if one == precision), None)
+        if name is None:
+            rule = f"must be one of {', '.join(_PRECISIONS)} for an autoregressive model"
+            raise ConfigError("precision", precision, rule=rule)
+        fitted = self.fitted
+        if fitted.precision != "float32":
+            rule = f"this model is in {fitted.precision}; begin with the one in float32"
+            raise ConfigError("precision", precision, rule=rule)
+        other = copy(self)
+        other._fitted, other._checksum = fitted.lowered(name), None
+        return other
 
     def to(self, device: str | torch.device) -> Self:
         """The model with its network on another device."""

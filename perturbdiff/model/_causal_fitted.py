@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,7 @@ from perturbdiff._batch import Context
 from perturbdiff._constants import DEPTH
 from perturbdiff._errors import ConfigError
 from perturbdiff._random import forked_keys, uniform
+from perturbdiff._typing import PrecisionName
 from perturbdiff.autoregressive import (
     Decoding,
     DrawnOrder,
@@ -66,6 +68,13 @@ class CausalFitted(Responding):
     order: GeneOrder
     log_dispersion: Float[Tensor, " genes"]  # that the prior's rates are solved with
     draft: DraftDecoder | None = None
+    precision: PrecisionName = "float32"
+
+    def lowered(self, precision: PrecisionName) -> Self:
+        """The model with decoder and draft in another precision; nothing else is copied."""
+        draft = None if self.draft is None else self.draft.lowered(precision).eval()
+        decoder = self.decoder.lowered(precision).eval()
+        return replace(self, decoder=decoder, draft=draft, precision=precision)
 
     @cached_property
     def sampler(self) -> "CausalSampler":

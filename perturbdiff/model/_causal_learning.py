@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from perturbdiff._errors import TrainingError
+from perturbdiff._typing import PrecisionName
 from perturbdiff.data._counts import CountDataModule
 from perturbdiff.model._causal_fitted import CausalFitted
 from perturbdiff.model._causal_lesson import CausalLesson
@@ -74,11 +75,13 @@ def _draft(lesson: CausalLesson, decoder: CausalDecoder) -> DraftDecoder | None:
     )
 
 
-def restored_draft(decoder: CausalDecoder, weights: Mapping[str, Tensor]) -> DraftDecoder | None:
+def restored_draft(
+    decoder: CausalDecoder, weights: Mapping[str, Tensor], *, precision: PrecisionName
+) -> DraftDecoder | None:
     """The draft that these are the weights of; none where there are none."""
     if not weights:
         return None
     with seeded(0):
-        draft = DraftDecoder(decoder.config.width, decoder.n_bins)
+        draft = DraftDecoder(decoder.config.width, decoder.n_bins).lowered(precision)
     draft.load_state_dict(weights)
     return draft.eval()

@@ -161,7 +161,7 @@ class Predictor(ABC):
         """Predicted cells of every perturbation in every context."""
 
     def in_precision(self, precision: str) -> Self:
-        """The model with its network in another precision; only a ``SetDiffusion`` has that.
+        """The model with its network in another precision, where it has one.
 
         Parameters
         ----------
@@ -177,7 +177,8 @@ class Predictor(ABC):
         ConfigError
             When the model has no network that could be in another precision.
         """
-        rule = f"is for the network of a SetDiffusion; a {type(self).__name__} has no such network"
+        of = "a SetDiffusion or a CausalBaseline"
+        rule = f"is for the network of {of}; a {type(self).__name__} has no such network"
         raise ConfigError("precision", precision, rule=rule)
 
     def _ask(

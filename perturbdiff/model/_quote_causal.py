@@ -24,7 +24,7 @@ from perturbdiff.model._causal_fitted import (
     _cells_of,
 )
 from perturbdiff.model._quote_diffusion import assembled
-from perturbdiff.model._quote_points import decoder_shape
+from perturbdiff.model._quote_points import decoder_shape, precision_of
 from perturbdiff.model._quote_rest import Request, own_controls, questions, rest_cost
 from perturbdiff.profiling import STEPS, Quote, Timing, Work, counted
 from perturbdiff.profiling._machine import (
@@ -83,6 +83,10 @@ class DecoderCost:
         """Relative error to be expected of a call."""
         return float(np.median([timing.spread for timing in self.steps.values()]))
 
+    def cache_bytes(self, n_cells: int) -> int:
+        """Keys and values of some cells."""
+        return self.shape.cache_numbers(n_cells) * self.fitted.decoder.kept.itemsize
+
     def seconds(self, n_cells: int) -> float:
         """Prefill and all calls for cells that are made together."""
         return self.prefill((1.0, n_cells), (n_cells,)) + sum(
@@ -118,10 +122,10 @@ class DecoderCost:
 
     def _known(self) -> dict[str, Any]:
         fitted = self.fitted
-        parameters = sorted({str(p.dtype) for p in fitted.decoder.parameters()})
+        numbers = precision_of(fitted)
         weights = float(sum(p.double().abs().sum() for p in fitted.decoder.parameters()))
         names = machine_names(fitted.sampler.device)
-        path = cache_file("decoder", *names, self.shape, parameters, self.config, weights)
+        path = cache_file("decoder", *names, self.shape, numbers, self.config, weights)
         if (known := read_cache(path)) is None:
             known = self._measured()
             write_cache(path, known)
@@ -130,7 +134,7 @@ class DecoderCost:
     @torch.inference_mode()
     def _measured(self) -> dict[str, Any]:
         device = self.fitted.sampler.device
-        sizes = [n for n in _CELLS if n <= 4 or self.shape.cache_numbers(n) * 4 <= _MOST_CACHE]
+        sizes = [n for n in _CELLS if n <= 4 or self.cache_bytes(n) <= _MOST_CACHE]
         stride, n_genes = self.decoding.stride, self.n_genes
         wanted = (stride + _CYCLE, *_REACHES, n_genes // 2, n_genes)
         reaches = sorted({min(max(reach, stride), n_genes) for reach in wanted})
@@ -176,7 +180,8 @@ class DecoderCost:
 
     def counted(self, reaches: list[int]) -> list[Work]:
         """Bytes of a call: fixed, a cell, and a cell and gene that was said."""
-        weights = [*self.fitted.decoder.parameters()]
+        decoder = self.fitted.decoder
+        weights = [*decoder.parameters(), *decoder.buffers()]
         near, far = reaches[0], reaches[-1]
 
         def of(n_cells: int, reach: int) -> Work:
@@ -243,7 +248,7 @@ def causal_quote(
     at_once = max(1, CELLS_AT_ONCE // size) * size
     full, left = divmod(request.conditions * rounded.cells, at_once)
     sizes = [(n, count) for n, count in ((at_once, full), (left, 1)) if n * count]
-    cache = cost.shape.cache_numbers(max(n for n, _ in sizes)) * 4
+    cache = cost.cache_bytes(max(n for n, _ in sizes))
     quote = assembled(
         fitted,
         network=(STEPS, sum(count * cost.seconds(n) for n, count in sizes), cost.spread),

@@ -10,8 +10,10 @@ cells, A cell axes.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,59 +21,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perturbdiff._batch import Context
+from perturbdiff._typing import PrecisionName
 from perturbdiff.config import DecoderConfig
 from perturbdiff.nn._blocks import ControlBlock, FeedForward
+from perturbdiff.nn._causal_block import CausalBlock
 from perturbdiff.nn._cell_cache import GeneInputs, KeyValueCache
 from perturbdiff.nn._conditioning import Conditioning
+from perturbdiff.nn._precision import Int8Linear, with_linear_layers
 
 _LEAST_MASS = 1e-6  # of a bin, before the network has spoken: a surprise costs no more than this
 _RESIDUAL = (-3.0, 6.0)
 _KNOWN = 5  # numbers that are known about a gene of a cell beforehand
-
-
-class CausalBlock(nn.Module):
-    """Block whose positions see the prefix and what was said before them.
-
-    Normalisation is modulated by the condition of the cell; at first it is plain.
-    """
-
-    def __init__(self, width: int, n_heads: int, *, hidden: int) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width)
-        self.forward_norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width)
-        )
-        self.memory_norm = nn.LayerNorm(width)
-        self.modulation = nn.Linear(width, 6 * width)
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
-
-    def projected(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values by head, ``[cells, places, heads, key]``."""
-        x: Tensor = self.query_key_value(x_BTD)
-        return self._by_head(x, 3)
-
-    def remember(self, x_BPD: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of the prefix."""
-        key_value = self.query_key_value.weight[x_BPD.shape[-1] :]
-        return self._by_head(functional.linear(self.memory_norm(x_BPD), key_value), 2)
-
-    def _by_head(self, x: Tensor, n_parts: int) -> tuple[Tensor, ...]:
-        return x.view(*x.shape[:-1], n_parts, self.n_heads, -1).unbind(2)
-
-    def attend(
-        self, query_BTHK: Tensor, keys_BHMK: Tensor, values_BHMK: Tensor, *, visible: Tensor
-    ) -> Float[Tensor, "cells positions width"]:
-        """Mix what is visible, ``[cells or 1, positions, places]``."""
-        mixed = functional.scaled_dot_product_attention(
-            query_BTHK.transpose(1, 2), keys_BHMK, values_BHMK, attn_mask=visible[:, None]
-        )
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
-        return out
 
 
 class CausalDecoder(nn.Module):
@@ -162,6 +122,37 @@ class CausalDecoder(nn.Module):
             nn.init.zeros_(self.choose.weight)
             nn.init.zeros_(self.choose.bias)
 
+    def lowered(self, precision: PrecisionName) -> Self:
+        """The network with its blocks, and what they look back on, in another precision.
+
+        Between the layers of a block numbers stay in float32, and so does all that a choice hangs
+        on: what is said and asked, the head with its rates, and sums over what was said.
+
+        Parameters
+        ----------
+        precision
+            ``"bfloat16"``, or ``"int8"``, which keeps keys and values in bfloat16 and has the
+            layers of the blocks in 8 bits.
+
+        Returns
+        -------
+        A copy, for decoding. ``"float32"`` gives one without a change.
+        """
+        other = deepcopy(self)
+        if precision == "float32":
+            return other
+        for part in (other.control, other.control_blocks, other.blocks):
+            part.to(torch.bfloat16)
+        if precision == "int8":
+            for blocks in (other.control_blocks, other.blocks):
+                with_linear_layers(blocks, Int8Linear.of)
+        return other
+
+    @property
+    def kept(self) -> torch.dtype:
+        """Numbers that keys, values and questions are kept in."""
+        return self.control.weight.dtype
+
     # Before the first gene
 
     def prefill(self, context: Context, genes: GeneInputs, *, room: bool = True) -> KeyValueCache:
@@ -189,7 +180,7 @@ class CausalDecoder(nn.Module):
             len(condition_BD), len(prefix), n_heads, n_prefix + self.n_genes * room,
             self.config.width // n_heads,
         )  # fmt: skip
-        keys, values = condition_BD.new_zeros(shape), condition_BD.new_zeros(shape)
+        keys, values = (condition_BD.new_zeros(shape, dtype=self.kept) for _ in range(2))
         for number, (key, value) in enumerate(prefix):
             for into, new in ((keys, key), (values, value)):
                 into[:, number, :, :n_prefix] = new.transpose(1, 2).repeat_interleave(n_cells, 0)
@@ -255,7 +246,7 @@ class CausalDecoder(nn.Module):
             keys[rows, :, at] = key
             values[rows, :, at] = value
             seen = block.attend(query, keys[:, :, :most], values[:, :, :most], visible=visible)
-            x = _fed(block, torch.addcmul(x, gate, seen), rest)
+            x = block.fed(torch.addcmul(x, gate, seen), rest)
         return self.final_norm(x), replace(cache, length=cache.length + n_new)
 
     def bin_logits(
@@ -377,7 +368,7 @@ class CausalDecoder(nn.Module):
                 for first, said in zip(prefix, own, strict=True)
             )
             seen = block.attend(query, keys, values, visible=visible)
-            x = _fed(block, torch.addcmul(x, gate, seen), rest)
+            x = block.fed(torch.addcmul(x, gate, seen), rest)
         empty = x.new_zeros(len(x), len(self.blocks), 0, 1, 1)
         return self.final_norm(x), KeyValueCache(
             keys=empty,
@@ -441,7 +432,7 @@ class CausalDecoder(nn.Module):
             [genes.level, genes.shift, genes.log_mean / 4, genes.partner * known, known], dim=-1
         )
         out: Tensor = self.ask(self._identity()[:-1]) + self.known(numbers)
-        return out
+        return out.to(self.kept)
 
     def _expected(self, genes: GeneInputs) -> Float[Tensor, "cells genes_and_none 2"]:
         """What the prior expects of each gene; of none, nothing that could surprise."""
@@ -488,27 +479,25 @@ class CausalDecoder(nn.Module):
 
     def _modulation(self, condition_BD: Tensor) -> Float[Tensor, "cells blocks six_widths"]:
         """Shift, scale and gate of attention, then of the hidden layer; plain is 0, 1 and 1."""
-        parts = [block.get_submodule("modulation")(condition_BD) for block in self.blocks]
+        parts = []
+        for block in self.blocks:
+            assert isinstance(block, CausalBlock)
+            parts.append(block.modulated_by(condition_BD))
         plain = parts[0].new_tensor([0.0, 1.0, 1.0] * 2).repeat_interleave(self.config.width)
         out: Tensor = torch.stack(parts, dim=1) + plain
         return out
 
     def _prefix(self, context: Context) -> list[tuple[Tensor, ...]]:
         """Keys and values of the control cells for each block, ``[sets, prefix, heads, key]``."""
-        token = self.control(context.control)
-        stream = torch.cat([self.no_control.expand(len(token), 1, -1), token], dim=1)
+        token = self.control(context.control.to(self.kept))
+        none = self.no_control.to(token.dtype).expand(len(token), 1, -1)
+        stream = torch.cat([none, token], dim=1)
         visible, found = _with_none(context), []
         for control_block, block in zip(self.control_blocks, self.blocks, strict=True):
             assert isinstance(block, CausalBlock)
             found.append(block.remember(stream))
             stream = control_block(stream, visible)
         return found
-
-
-def _fed(block: CausalBlock, x: Tensor, modulation: Sequence[Tensor]) -> Tensor:
-    shift, scale, gate = modulation
-    normed = torch.addcmul(shift, block.forward_norm(x), scale)
-    return torch.addcmul(x, gate, block.feed_forward(normed))
 
 
 def _picked(values_BGD: Tensor, gene_BT: Tensor) -> Float[Tensor, "cells positions width"]:

@@ -8,10 +8,14 @@ values, which the decoder's own head turns into bins (as features are drafted by
 B cells, S sources, T positions, G genes, D width, V bins.
 """
 
+from copy import deepcopy
+from typing import Self
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from perturbdiff._typing import PrecisionName
 from perturbdiff.nn._cell_cache import KeyValueCache
 
 
@@ -35,6 +39,24 @@ class DraftDecoder(nn.Module):
         self.out = nn.Linear(width, width)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+
+    def lowered(self, precision: PrecisionName) -> Self:
+        """The draft with its linear layers in another precision.
+
+        Parameters
+        ----------
+        precision
+            As of the decoder.
+
+        Returns
+        -------
+        A copy.
+        """
+        other = deepcopy(self)
+        if precision != "float32":
+            for part in (other.last, other.ask, other.out):
+                part.to(torch.bfloat16)
+        return other
 
     def forward(
         self,
@@ -63,7 +85,9 @@ class DraftDecoder(nn.Module):
         What its hidden values there may be.
         """
         rows = torch.arange(len(gene), device=gene.device)[:, None]
-        known = self.last(hidden) + self.said_bin(said_bin)
-        mixed = nn.functional.gelu(known + self.ask(cache.asked[rows, gene]), approximate="tanh")
-        out: Tensor = hidden + self.out(mixed)
+        numbers = self.ask.weight.dtype
+        known = self.last(hidden.to(numbers)) + self.said_bin(said_bin)
+        asked = self.ask(cache.asked[rows, gene].to(numbers))
+        mixed = nn.functional.gelu(known + asked, approximate="tanh")
+        out: Tensor = hidden + self.out(mixed.to(numbers))
         return out
