@@ -12,6 +12,8 @@ import scipy.sparse as sp
 from anndata import AnnData
 
 from perturbdiff._errors import ConfigError, LabelError, counted
+from perturbdiff._logging import logger
+from perturbdiff._optional import progress_bars
 from perturbdiff.config._checks import finite_number, whole_number
 from perturbdiff.data import Cells, Condition, Registry
 from perturbdiff.data._comparison import beside_controls
@@ -36,6 +38,9 @@ def response(
     Wilcoxon rank sums with correction for ties, by scanpy's ``rank_genes_groups``. Predicted cells
     are as many as were asked for and no replicates: a rate says how clearly the *prediction*
     differs, and falls as more cells are predicted. It is no evidence that a gene responds.
+
+    The first call on a machine takes some 20 s more, in which scanpy compiles; a bar shows that it
+    runs.
 
     Parameters
     ----------
@@ -132,18 +137,25 @@ def _tables(registry: Registry, cells: Cells, controls: Cells) -> Iterator[pd.Da
     for condition in cells.conditions():
         by_context.setdefault(condition.context, []).append(condition)
     rows, unperturbed = cells.conditions(), controls.controls()
-    found: dict[Condition, dict[str, Any]] = {}
     for context, conditions in by_context.items():
-        values = [controls.log1p[unperturbed[context]], *(cells.log1p[rows[c]] for c in conditions)]
-        names = ["control", *(str(condition) for condition in conditions)]
-        for matrix, name in zip(values, names, strict=True):
-            if matrix.shape[0] < _LEAST_CELLS:
-                where = f"{name} in {', '.join(context)}" if name == "control" else name
+        of_controls = Condition((), context), len(unperturbed[context])
+        for condition, n_cells in (of_controls, *((c, len(rows[c])) for c in conditions)):
+            if n_cells < _LEAST_CELLS:
                 msg = (
-                    f"There is {counted(matrix.shape[0], 'cell')} of {where}; two are needed to "
+                    f"There is {counted(n_cells, 'cell')} of {condition}; two are needed to "
                     "compare. Predict more, or give a reference with more control cells."
                 )
                 raise LabelError(msg)
+    found: dict[Condition, dict[str, Any]] = {}
+    logger.info(
+        "comparing genes in %s with scanpy, which compiles some 20 s when first used on a machine",
+        counted(len(by_context), "context"),
+    )
+    bar = progress_bars()(  # for people only
+        by_context.items(), desc="comparing genes", unit="context", leave=False, disable=None
+    )
+    for context, conditions in bar:
+        values = [controls.log1p[unperturbed[context]], *(cells.log1p[rows[c]] for c in conditions)]
         found |= dict(zip(conditions, _tested(values, registry.genes), strict=True))
     for condition in cells.conditions():
         labels = condition_labels(registry, condition)

@@ -8,6 +8,7 @@ from scipy.stats import false_discovery_control, mannwhitneyu
 
 import perturbdiff as ptd
 from perturbdiff._errors import ConfigError, LabelError, UnknownKeyError
+from perturbdiff.tl import _response
 
 CONTEXTS = [{"cell_type": "T2"}, {"cell_type": "T1"}]
 
@@ -107,6 +108,25 @@ def test_a_prediction_on_part_of_its_genes(pred, table, simulated_cells):
     one, whole = of(found, "P1", "T1"), of(table, "P1", "T1")
     assert set(one.index) == set(part.var_names)
     np.testing.assert_allclose(one["p_value"], whole.loc[one.index, "p_value"])
+
+
+def test_long_comparisons_are_announced_and_shown(pred, simulated_cells, monkeypatch, caplog):
+    bars = []
+
+    def bar(contexts, **settings):
+        assert "when first used on a machine" in caplog.text  # said before the work
+        bars.append(settings)
+        for number, context in enumerate(contexts):
+            bars.append(number)
+            yield context
+
+    monkeypatch.setattr(_response, "progress_bars", lambda: bar)
+    with caplog.at_level("INFO", logger="perturbdiff"):
+        ptd.tl.response(pred, reference=simulated_cells, copy=True)
+    assert "comparing genes in 2 contexts" in caplog.text
+    settings, *numbers = bars
+    assert numbers == [0, 1]
+    assert settings["disable"] is None  # no bar where nobody watches
 
 
 def test_what_cannot_be_compared_is_refused(pred, simulated_cells):
