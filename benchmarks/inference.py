@@ -25,7 +25,7 @@ from benchmarks.inference_models import GENES, Models
 from benchmarks.inference_quotes import process_clock, quoted
 from benchmarks.inference_report import told
 from benchmarks.inference_speed import few_steps, many_cells, precisions, screening
-from benchmarks.inference_step import sampling_overhead, step_shares
+from benchmarks.inference_step import sampling_overhead, sets_together, step_shares
 from benchmarks.inference_ways import ways
 from perturbdiff.profiling import this_machine
 
@@ -68,6 +68,7 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "machine": _machine,
     "batches": lambda run: both(run.models, run.genes),
     "step": lambda run: step_shares(run.models),
+    "together": lambda run: sets_together(run.models),
     "overhead": lambda run: sampling_overhead(run.models),
     "devices": lambda run: placements(run.models),
     "quotes": _quotes,
@@ -110,37 +111,38 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=HERE / "reports" / "inference.md")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    made_with = environment()  # before the clone has anything new in it
-    sections: dict[str, Any] = {}
-    made: dict[str, Any] = {}
+    data = "simulated" if chosen.data is None else f"those of {chosen.data.name}"
+    report: dict[str, Any] = {
+        "question": __doc__.splitlines()[0],
+        "made_with": environment(),  # before the clone has anything new in it
+        "settings": {"accelerator": chosen.accelerator, "cells": data},
+        "made": {},
+        "sections": {},
+    }
     if chosen.out.exists():
         known = json.loads(chosen.out.read_text(encoding="utf-8"))
-        sections, made = known["sections"], known["made"]
+        report |= {part: known[part] for part in ("made", "sections")}
     with tempfile.TemporaryDirectory() as fresh:  # nothing measured in an earlier run counts
         os.environ["XDG_CACHE_HOME"] = fresh
         run = Run(chosen)
         for name in chosen.sections:
             began = time.perf_counter()
-            sections[name] = SECTIONS[name](run)
-            made[name] = {
-                "commit": made_with["commit"],
+            report["sections"][name] = SECTIONS[name](run)
+            report["made"][name] = {
+                "commit": report["made_with"]["commit"],
                 "threads": chosen.threads,
                 "seconds": round(time.perf_counter() - began, 1),
                 "note": chosen.note,
                 "command": _command(),
             }
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-    data = "simulated" if chosen.data is None else f"those of {chosen.data.name}"
-    report = {
-        "question": __doc__.splitlines()[0],
-        "made_with": made_with,
-        "settings": {
-            "accelerator": chosen.accelerator,
-            "cells": data,
-        },
-        "made": {name: made[name] for name in SECTIONS if name in sections},
-        "sections": {name: sections[name] for name in SECTIONS if name in sections},
-    }
+            _write(chosen, report)
+
+
+def _write(chosen: argparse.Namespace, report: dict[str, Any]) -> None:
+    """JSON, table and figure of what is measured so far, so that a run cut short is not lost."""
+    for part in ("made", "sections"):
+        report[part] = {name: report[part][name] for name in SECTIONS if name in report[part]}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     figure = drawn(report, chosen.report.with_suffix(".png"))

@@ -150,6 +150,22 @@ def _step(found: Mapping[str, Any]) -> list[str]:
     return lines[:-1]
 
 
+def _together(found: Mapping[str, Any]) -> list[str]:
+    most = max(row["cells_each"] for row in found["rows"])
+    rows = [
+        [r["sets"], 1e3 * r["seconds"], r["cells_each"], 100 * r["cells_each"] / most]
+        for r in found["rows"]
+    ]
+    return [
+        "## How many sets to put together",
+        "",
+        markdown([f"sets of {found['set_size']}", "step, ms", "cells/s", "% of the most"], rows,
+                 digits=1),
+        "",
+        f"Cells a second are those of one step. The sampler puts {found['used']} together here.",
+    ]  # fmt: skip
+
+
 def _overhead(found: Mapping[str, Any]) -> list[str]:
     rows = [[r["width"], r["sets"], 100 * r["share_outside"]] for r in found["rows"]]
     return [
@@ -198,6 +214,7 @@ TOLD: dict[str, Told] = {
     "batches": _batches,
     "quotes": _quotes,
     "step": _step,
+    "together": _together,
     "overhead": _overhead,
     "devices": _devices,
     "ways": inference_speed_report.ways,

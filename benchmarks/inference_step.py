@@ -14,6 +14,7 @@ WIDTHS = (256, 384, 512)
 SET_SIZE = 256
 N_SETS = (1, 2, 4)
 SECONDS = 0.6
+TOGETHER = {"cpu": (1, 4, 16, 32, 64, 128, 256), "cuda": (16, 64, 256, 512, 1024, 2048, 4096)}
 
 
 def step_shares(models: Models) -> dict[str, Any]:
@@ -55,6 +56,18 @@ def _shares(models: Models) -> dict[str, Any]:
                 }
             )
     return {"matrix_rate": rate, "rows": rows}
+
+
+def sets_together(models: Models) -> dict[str, Any]:
+    """Cells a second against the sets in a batch: how many the sampler should put together."""
+    fitted, size = models.diffusion(500).fitted, ptd.SampleConfig().set_size
+    cost, rows = DenoiserCost(fitted, size), []
+    with torch.inference_mode():
+        for n_sets in TOGETHER[torch.device(models.device).type]:
+            took = run_seconds(torch.device(models.device), cost.call(n_sets), SECONDS)
+            middle = took[len(took) // 2]
+            rows.append({"sets": n_sets, "seconds": middle, "cells_each": n_sets * size / middle})
+    return {"rows": rows, "set_size": size, "used": fitted.sampler.sets_at_once(size)}
 
 
 def sampling_overhead(models: Models) -> dict[str, Any]:

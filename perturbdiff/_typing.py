@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Scale: TypeAlias = Literal["counts", "log1p_cp10k"]
-PrecisionName: TypeAlias = Literal["float32", "bfloat16", "int8"]
+PrecisionName: TypeAlias = Literal["float32", "bfloat16", "int8", "float8"]
 SamplerName: TypeAlias = Literal["euler", "heun", "dpmpp_2m", "stochastic"]
 OrderName: TypeAlias = Literal["vocabulary", "random", "coexpression", "descending"]
 LikelihoodName: TypeAlias = Literal["bins", "negative_binomial"]

@@ -1,5 +1,6 @@
 """Diffusion: schedules, preconditioning, samplers and losses. Knows tensors only."""
 
+from perturbdiff.diffusion._compiled import Compiled
 from perturbdiff.diffusion._loss import denoising_loss, energy_distance_loss, sample_sigmas
 from perturbdiff.diffusion._preconditioning import Preconditioned
 from perturbdiff.diffusion._samplers import (
@@ -18,6 +19,7 @@ from perturbdiff.diffusion._state import State
 
 __all__ = [
     "SAMPLERS",
+    "Compiled",
     "Hook",
     "Preconditioned",
     "State",

@@ -19,7 +19,7 @@ from perturbdiff._random import gene_lanes
 from perturbdiff._typing import PrecisionName
 from perturbdiff.config import DecodeConfig, NetworkConfig, SampleConfig
 from perturbdiff.data import Condition
-from perturbdiff.diffusion import Preconditioned
+from perturbdiff.diffusion import Compiled, Preconditioned
 from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._questions import EVERY, Controls, partner_rows, shown_controls
 from perturbdiff.model._response import PlanCache, ResponseCells, ResponsePlan, solve_response
@@ -265,7 +265,13 @@ class Fitted(Responding):
         """The model with its network in another precision; nothing else is copied."""
         network: SetDenoiser = self.denoiser.network  # type: ignore[assignment]
         denoiser = Preconditioned(network.lowered(precision), self.denoiser.sigma_data).eval()
+        denoiser = Compiled(denoiser).eval() if self.compiled else denoiser
         return replace(self, denoiser=denoiser, precision=precision)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether calls of the network are compiled."""
+        return isinstance(self.denoiser, Compiled)
 
     @cached_property
     def sampler(self) -> LatentSampler:

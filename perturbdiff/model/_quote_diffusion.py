@@ -66,8 +66,8 @@ class DenoiserCost:
 
     def _known(self) -> dict[str, Any]:
         names = machine_names(self.fitted.sampler.device)
-        precision = precision_of(self.fitted)
-        path = cache_file("denoiser", *names, self.shape, self.set_size, precision)
+        how = precision_of(self.fitted), "compiled" if self.fitted.compiled else "eager"
+        path = cache_file("denoiser", *names, self.shape, self.set_size, *how)
         if (known := read_cache(path)) is None:
             known = self._measured()
             write_cache(path, known)

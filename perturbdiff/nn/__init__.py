@@ -5,6 +5,7 @@ from perturbdiff.nn._cell_cache import GeneInputs, KeyValueCache
 from perturbdiff.nn._codec import ExpressionCodec
 from perturbdiff.nn._denoiser import SetDenoiser
 from perturbdiff.nn._draft_decoder import DraftDecoder
+from perturbdiff.nn._precision import require_precision
 
 __all__ = [
     "CausalDecoder",
@@ -13,4 +14,5 @@ __all__ = [
     "GeneInputs",
     "KeyValueCache",
     "SetDenoiser",
+    "require_precision",
 ]

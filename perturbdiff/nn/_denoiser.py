@@ -20,7 +20,7 @@ from perturbdiff._typing import PrecisionName
 from perturbdiff.config import NetworkConfig
 from perturbdiff.nn._blocks import CellBlock, ControlBlock
 from perturbdiff.nn._conditioning import Conditioning
-from perturbdiff.nn._precision import Int8Linear, with_linear_layers
+from perturbdiff.nn._precision import EIGHT_BITS, with_linear_layers
 
 
 class SetDenoiser(nn.Module):
@@ -78,7 +78,7 @@ class SetDenoiser(nn.Module):
         Parameters
         ----------
         precision
-            ``"bfloat16"``, or ``"int8"``, which takes bfloat16 between its layers.
+            ``"bfloat16"``, or ``"int8"`` or ``"float8"``, which take bfloat16 between their layers.
 
         Returns
         -------
@@ -92,9 +92,9 @@ class SetDenoiser(nn.Module):
             other.out,
         ):  # fmt: skip
             part.to(torch.bfloat16)
-        if precision == "int8":
+        if (kind := EIGHT_BITS.get(precision)) is not None:
             for blocks in (other.control_blocks, other.cell_blocks):
-                with_linear_layers(blocks, Int8Linear.of)
+                with_linear_layers(blocks, kind.of)
         return other
 
     def remember(self, context: Context) -> Context:

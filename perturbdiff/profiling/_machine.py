@@ -19,7 +19,12 @@ import torch
 
 from perturbdiff.profiling._work import Work, product
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "float8": torch.float8_e4m3fn,
+}
 _SIZES = (512, 1024, 2048)
 _SECONDS = 0.25  # that each product is repeated for
 _COPY_BYTES = 256 << 20
@@ -222,6 +227,13 @@ def _square(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[],
         left = torch.ones(size, size, dtype=dtype, device=device)
         right = torch.ones(size, size, dtype=dtype, device=device).t()
         return lambda: torch._int_mm(left, right)
+    if dtype == torch.float8_e4m3fn:
+        if device.type == "cpu":
+            msg = "a processor multiplies such numbers as float32"
+            raise NotImplementedError(msg)
+        left, right = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.float32)
     left, right = (torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
     return lambda: torch.mm(left, right, out=out)

@@ -77,6 +77,45 @@ def test_cells_agree(trained, elsewhere, simulated_cells):
     assert (ours != theirs).mean() <= 1e-3
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "float8"])
+def test_lower_precision_gives_what_it_gives_here(trained, precision):
+    if precision == "float8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the GPU multiplies no float8 numbers")
+    ours, theirs = (trained.in_precision(precision) for _ in range(2))
+    here, there = latents(ours, "cpu"), latents(theirs.to("cuda"), "cuda")
+    assert here.abs().max() > 0.1
+    assert (here - there).norm() / here.norm() < 0.05
+    whole = latents(trained, "cpu")
+    assert (whole - there).norm() / whole.norm() < 0.2
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch says of itself while it compiles
+@pytest.mark.parametrize(("precision", "most"), [("float32", 1e-4), ("int8", 0.15)])
+def test_recorded_calls_give_what_single_kernels_give(elsewhere, precision, most):
+    plain = elsewhere.in_precision(precision)
+    compiled = plain.compiled()
+    network, denoise = plain.fitted.denoiser, compiled.fitted.denoiser
+    with torch.inference_mode():
+        for n_sets in (3, 5, 5, 16, 3):
+            context = network.network.remember(made_context(plain.fitted, n_sets, 8))
+            rng = torch.Generator("cuda").manual_seed(n_sets)
+            shape = (n_sets, 8, context.shift.shape[-1])
+            xt = torch.randn(shape, generator=rng, device="cuda")
+            sigma = torch.linspace(0.1, 10, n_sets, device="cuda")
+            first, second = denoise(xt, sigma, context), denoise(xt + 1, sigma, context)
+            for found, given in ((first, xt), (second, xt + 1)):
+                expected = network(given, sigma, context)
+                assert (found - expected).norm() <= most * expected.norm()
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch says of itself while it compiles
+def test_a_compiled_model_predicts(elsewhere, simulated_cells):
+    ours = elsewhere.predict(simulated_cells, **ASKED).layers["counts"].toarray()
+    theirs = elsewhere.compiled().predict(simulated_cells, **ASKED).layers["counts"].toarray()
+    assert np.abs(ours - theirs).max() <= 1
+    assert (ours != theirs).mean() <= 1e-3
+
+
 def test_probes_wait_for_the_device(elsewhere, simulated_cells):
     elsewhere.predict(simulated_cells, **ASKED)
     elsewhere.probe_points().forget()
