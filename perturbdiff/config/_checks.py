@@ -1,13 +1,16 @@
 """Checks of single values, by name: whole numbers, numbers, choices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import wraps
+from inspect import Parameter, signature
 from operator import index
 from typing import (
     Any,
     ClassVar,
     Literal,
+    ParamSpec,
     Self,
     SupportsFloat,
     TypeVar,
@@ -19,6 +22,10 @@ from typing import (
 from perturbdiff._errors import ConfigError, UnknownKeyError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Result = TypeVar("Result")
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_OWN_AND_FIRST = 2  # self or class, and the AnnData, which nobody misspells
 
 
 def whole_number(name: str, value: object, *, least: int | None = None) -> int:
@@ -116,6 +123,32 @@ def settings_of(kind: type[T], name: str, value: object, *, default: T | None = 
     else:
         made += "(...)"
     raise ConfigError(name, value, rule=f"must be {made}, or None for the usual settings")
+
+
+def known_keywords(method: Callable[P, Result]) -> Callable[P, Result]:
+    """A method of a class that refuses a keyword it does not take, with the nearest that it does.
+
+    Parameters
+    ----------
+    method
+        What is to be called with keywords.
+
+    Returns
+    -------
+    The same, with the same signature.
+    """
+    named = [name for name, one in signature(method).parameters.items() if one.kind in _BY_NAME]
+
+    @wraps(method)
+    def checked(*args: P.args, **keywords: P.kwargs) -> Result:
+        for name in keywords:
+            if name not in named:
+                owner: Any = args[0]
+                where = f"{getattr(owner, '__name__', type(owner).__name__)}.{method.__name__}"
+                raise UnknownKeyError(where, name, known=named[_OWN_AND_FIRST:])
+        return method(*args, **keywords)
+
+    return checked
 
 
 class Settings:

@@ -4,6 +4,7 @@ N cells, G genes, K axes. States are plain sums, so a distributed run reduces th
 """
 
 from collections.abc import Callable
+from inspect import Signature, signature
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
-from perturbdiff._errors import MetricError
+from perturbdiff._errors import MetricError, UnknownKeyError
 from perturbdiff.metrics._discrimination import discrimination
 from perturbdiff.metrics._distribution import centred_energy_distance, energy_distance, mmd
 from perturbdiff.metrics._expression import de_overlap, direction_match
@@ -26,18 +27,37 @@ from perturbdiff.metrics._response import (
 )
 
 
-class _MeanOverConditions(Metric):
-    """A score averaged over conditions; settings are those of the function of the same name."""
+class _Scored(Metric):
+    """A score as a metric; settings are those of the function of the same name."""
 
     full_state_update = False
     is_differentiable = False
-    score: ClassVar[Callable[..., float]]
+    score: ClassVar[Callable[..., Any]]
+    __signature__: ClassVar[Signature]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if hasattr(cls, "score"):
+            known = signature(cls.score).parameters.values()
+            cls.__signature__ = Signature([one for one in known if one.kind is one.KEYWORD_ONLY])
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        known = list(signature(type(self)).parameters)
+        for name in settings:
+            if name not in known:
+                raise UnknownKeyError(type(self).__name__, name, known=known)
+        self.settings = settings
+
+
+class _MeanOverConditions(_Scored):
+    """A score averaged over conditions."""
+
     total: Tensor
     count: Tensor
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(**settings)
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
@@ -110,18 +130,16 @@ class DirectionMatch(_MeanOverConditions):
     higher_is_better = METRICS["direction_match"].higher_is_better
 
 
-class DiscriminationScore(Metric):
+class DiscriminationScore(_Scored):
     """:func:`discrimination`; update with predicted, true and control cells of a condition."""
 
-    full_state_update = False
-    is_differentiable = False
+    score = staticmethod(discrimination)
     higher_is_better = METRICS["discrimination"].higher_is_better
     pred: list[Tensor]
     true: list[Tensor]
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(**settings)
         self.add_state("pred", [], dist_reduce_fx="cat")
         self.add_state("true", [], dist_reduce_fx="cat")
 

@@ -4,7 +4,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,12 +19,11 @@ from perturbdiff._errors import (
     NotFittedError,
     ScaleError,
     UndefinedBaselineError,
-    UnknownKeyError,
     counted,
     listed,
 )
 from perturbdiff._logging import logger
-from perturbdiff.config._checks import whole_number
+from perturbdiff.config._checks import known_keywords, whole_number
 from perturbdiff.data import Cells, Condition, Question, Registry, ask, decode, encode
 from perturbdiff.data._comparison import reading_notes
 from perturbdiff.data._library import sizes_of_made_cells
@@ -71,17 +69,32 @@ class Predictor(ABC):
         return f"{type(self).__name__} of {of}, {state}"
 
     @classmethod
-    def from_anndata(cls, adata: AnnData, **columns: Any) -> Self:
+    @known_keywords
+    def from_anndata(  # noqa: PLR0913 - one flat keyword for each thing a file may name
+        cls,
+        adata: AnnData,
+        *,
+        perturbation_key: str,
+        control: str | Sequence[str],
+        covariate_keys: Sequence[str] = (),
+        scale: str | None = None,
+        layer: str | None = None,
+        separator: str | None = "+",
+        library_size_key: str | None = None,
+        dose_key: str | None = None,
+        time_key: str | None = None,
+        embedding_key: str | None = None,
+    ) -> Self:
         """A predictor for data like this; reads names, labels and declared units only.
 
         Parameters
         ----------
         adata
             Cells × genes. It is not changed.
-        columns
-            ``perturbation_key``, ``control``, ``covariate_keys``, ``scale``, ``layer``,
-            ``separator``, ``library_size_key``, ``dose_key``, ``time_key``, ``embedding_key``, as
-            in :meth:`Registry.from_anndata`.
+        perturbation_key, control, covariate_keys, scale, layer, separator, library_size_key
+            As in :meth:`Registry.from_anndata`.
+        dose_key, time_key, embedding_key
+            Likewise.
 
         Returns
         -------
@@ -92,11 +105,20 @@ class Predictor(ABC):
         UnknownKeyError
             When a keyword is none of these; names the nearest.
         """
-        known = [name for name in signature(Registry.from_anndata).parameters if name != "adata"]
-        for name in columns:
-            if name not in known:
-                raise UnknownKeyError(f"{cls.__name__}.from_anndata", name, known=known)  # noqa: EM102
-        return cls(Registry.from_anndata(adata, **columns))
+        registry = Registry.from_anndata(
+            adata,
+            perturbation_key=perturbation_key,
+            control=control,
+            covariate_keys=covariate_keys,
+            scale=scale,
+            layer=layer,
+            separator=separator,
+            library_size_key=library_size_key,
+            dose_key=dose_key,
+            time_key=time_key,
+            embedding_key=embedding_key,
+        )
+        return cls(registry)
 
     @abstractmethod
     def _parts(self) -> Parts:

@@ -228,3 +228,21 @@ def test_a_plot_leaves_the_prediction_as_it_was(name, drawn):
     PLOTS[name](drawn)
     plt.close("all")
     assert all(same(before[slot], contents(drawn[which])[slot]) for slot in SLOTS)
+
+
+PREDICTORS = [
+    name
+    for name in ptd.__all__
+    if hasattr(getattr(ptd, name), "from_anndata") and name != "Registry"
+]
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_columns_are_named_where_an_editor_sees_them(name):
+    ours, registrys = (
+        inspect.signature(kind.from_anndata).parameters
+        for kind in (getattr(ptd, name), ptd.Registry)
+    )
+    assert [*ours] == [*registrys]
+    assert all(ours[key].default == registrys[key].default for key in ours)
+    assert all(one.kind is not one.VAR_KEYWORD for one in ours.values())

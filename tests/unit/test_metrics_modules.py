@@ -1,5 +1,6 @@
 """The torchmetrics classes say what the functions say."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from perturbdiff import metrics
-from perturbdiff._errors import MetricError
+from perturbdiff._errors import MetricError, UnknownKeyError
 from perturbdiff.metrics import METRICS
 
 PAIRS = {
@@ -53,6 +54,18 @@ def test_settings_reach_the_function():
     metric.update(pred, true)
     expected = metrics.energy_distance(pred.numpy(), true.numpy(), unbiased=False)
     assert metric.compute().item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [*PAIRS.items(), ("DiscriminationScore", "discrimination")]
+)
+def test_settings_are_those_of_the_function_by_name(name, function):
+    kind = getattr(metrics, name)
+    named = inspect.signature(getattr(metrics, function)).parameters.values()
+    own = [one.name for one in named if one.kind is one.KEYWORD_ONLY]
+    assert list(inspect.signature(kind).parameters) == own
+    with pytest.raises(UnknownKeyError, match=f"{name} has no 'seeds'"):
+        kind(seeds=3)
 
 
 def test_discrimination_over_updates_is_that_of_the_table():
