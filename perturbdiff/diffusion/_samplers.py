@@ -181,7 +181,7 @@ def sample(
         first = [float(level) for level in schedule[:5]]
         raise ConfigError("schedule", first, rule="must decrease at every level, and not below 0")
     ends_clean = bool(schedule[-1] == 0)
-    levels = schedule.to(state.x)
+    levels = schedule.to(state.x.device, state.x.dtype, non_blocking=True)
     for number, (now, following) in enumerate(pairwise(levels.unbind()), start=2):
         # Every sampler ends in x0_hat; Euler finds it without the call that Heun would not use.
         current = euler_step if ends_clean and number == len(levels) else step

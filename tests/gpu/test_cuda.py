@@ -8,6 +8,7 @@ import torch
 
 import perturbdiff as ptd
 from perturbdiff.diffusion import State, karras_schedule, sample
+from perturbdiff.guidance import ClassifierFreeGuidance
 from perturbdiff.model import _causal_fitted, _fitted
 from perturbdiff.model._quote_diffusion import made_context
 from perturbdiff.profiling import Machine, Probe, _machine, watching
@@ -75,6 +76,27 @@ def test_cells_agree(trained, elsewhere, simulated_cells):
     theirs = elsewhere.predict(simulated_cells, **ASKED).layers["counts"].toarray()
     assert np.abs(ours - theirs).max() <= 1
     assert (ours != theirs).mean() <= 1e-3
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
+def test_nothing_in_the_loop_waits_for_the_device(elsewhere, guidance_scale):
+    fitted = elsewhere.fitted
+    context = fitted.denoiser.network.remember(made_context(fitted, 3, 8))
+    state = State.initial(torch.arange(24, device="cuda").view(3, 8), context.shift.shape[-1], 10.0)
+    denoise = ClassifierFreeGuidance(guidance_scale)(fitted.denoiser)
+    schedule = karras_schedule(4, 0.05, 10.0, rho=7.0)
+
+    def run():
+        return sample(denoise, state, schedule, context).x
+
+    with torch.inference_mode():
+        run()  # what is loaded and made once
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8", "float8"])
