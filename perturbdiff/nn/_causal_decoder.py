@@ -270,11 +270,22 @@ class CausalDecoder(nn.Module):
         -------
         Unnormalised.
         """
-        if self.descending:
-            hidden = hidden + self.given_gene(hidden + _picked(cache.asked, gene))
+        hidden = self.told(hidden, gene, cache)
         log_mean, log_dispersion, free = self.rates(hidden, gene, cache.genes)
         mass = self.log_mass(log_mean, log_dispersion)
         return mass + free if self.config.likelihood == "bins" else mass
+
+    def told(
+        self,
+        hidden: Float[Tensor, "cells positions width"],
+        gene: Int[Tensor, "cells positions"],
+        cache: KeyValueCache,
+    ) -> Float[Tensor, "cells positions width"]:
+        """Hidden values once the gene is known: where it is drawn, the network was not told it."""
+        if not self.descending:
+            return hidden
+        out: Tensor = hidden + self.given_gene(hidden + _picked(cache.asked, gene))
+        return out
 
     def gene_logits(
         self, hidden: Float[Tensor, "cells positions width"], cache: KeyValueCache

@@ -112,7 +112,8 @@ class CausalTask(AveragedTask):
         )
         asked = said.gene.clamp_max(counts.shape[1] - 1)
         if self.likelihood == "negative_binomial":
-            log_mean, log_dispersion, _ = network.rates(hidden, asked, genes)
+            told = network.told(hidden, asked, cache)
+            log_mean, log_dispersion, _ = network.rates(told, asked, genes)
             loss = count_loss(log_mean, log_dispersion, counts.gather(1, asked))
         else:
             logits = network.bin_logits(hidden, asked, cache)

@@ -69,6 +69,7 @@ def test_adopted_weights_are_those_that_the_trainer_made(adata):
                 {"order": "vocabulary"},
                 {"order": "descending"},
                 {"likelihood": "negative_binomial"},
+                {"order": "descending", "likelihood": "negative_binomial"},
             )
         ),
     ],

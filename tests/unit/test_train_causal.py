@@ -9,11 +9,18 @@ import torch
 
 from perturbdiff._errors import TrainingError
 from perturbdiff._random import gene_lanes
-from perturbdiff.autoregressive import ExpressionBins, GeneOrder
+from perturbdiff.autoregressive import ExpressionBins, GeneOrder, count_loss
 from perturbdiff.config import DecoderConfig, TrainConfig
 from perturbdiff.data._counts import CountBatch, CountDataModule, CountPopulation
 from perturbdiff.model._causal_lesson import context_dispersion, prior_log_rate
-from perturbdiff.train import CausalTask, TrainerOptions, choose_steps, train, two_folds
+from perturbdiff.train import (
+    CausalTask,
+    TrainerOptions,
+    _causal_task,
+    choose_steps,
+    train,
+    two_folds,
+)
 
 G, A, K = 6, 3, 2
 CONFIG = TrainConfig(
@@ -152,6 +159,46 @@ def test_masked_cells_add_nothing(populations, order, likelihood):
         losses.append(float(whole.total_loss(whole.averaged, replace(batch, counts=counts), "x")))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert losses[0] > 0
+
+
+@pytest.mark.parametrize("order", ["vocabulary", "descending"])
+@pytest.mark.parametrize("likelihood", ["bins", "negative_binomial"])
+def test_every_trained_weight_takes_part_in_the_loss(populations, order, likelihood):
+    """Several devices would wait for a gradient that never comes."""
+    whole = task(order, likelihood=likelihood)
+    whole.total_loss(whole.decoder, batch_of(populations), "x").backward()
+    idle = [
+        name for name, weight in whole.decoder.named_parameters()
+        if weight.requires_grad and weight.grad is None
+    ]  # fmt: skip
+    assert idle == []
+
+
+@pytest.mark.parametrize("order", ["vocabulary", "descending"])
+def test_counts_are_learnt_under_what_decoding_draws_from(populations, order, monkeypatch):
+    whole = task(order, likelihood="negative_binomial")
+    decoder, seen = whole.decoder, {}
+    for number, weight in enumerate(decoder.parameters()):  # as training would have moved it
+        rng = torch.Generator().manual_seed(number)
+        weight.data += 0.1 * torch.randn(weight.shape, generator=rng)
+
+    def watched(name, call):
+        def watching(*given, **named):
+            seen[name] = given, call(*given, **named)
+            return seen[name][1]
+
+        return watching
+
+    monkeypatch.setattr(_causal_task, "count_loss", watched("loss", count_loss))
+    monkeypatch.setattr(decoder, "rates", watched("rates", decoder.rates))
+    monkeypatch.setattr(decoder, "forward", watched("forward", decoder.forward))
+    whole.total_loss(decoder, batch_of(populations), "x")
+    (log_mean, log_dispersion, _), _ = seen["loss"]
+    (_, gene, _), _ = seen["rates"]
+    hidden, cache = seen["forward"][1]
+    torch.testing.assert_close(
+        decoder.log_mass(log_mean, log_dispersion), decoder.bin_logits(hidden, gene, cache)
+    )
 
 
 def test_the_first_loss_is_that_of_the_prior(populations):
