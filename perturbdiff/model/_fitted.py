@@ -22,7 +22,13 @@ from perturbdiff.data import Condition
 from perturbdiff.diffusion import Compiled, Preconditioned
 from perturbdiff.model._latent import Vocabulary
 from perturbdiff.model._questions import EVERY, Controls, partner_rows, shown_controls
-from perturbdiff.model._response import PlanCache, ResponseCells, ResponsePlan, solve_response
+from perturbdiff.model._response import (
+    ExpectedCells,
+    PlanCache,
+    ResponseCells,
+    ResponsePlan,
+    solve_response,
+)
 from perturbdiff.model._sampling import LatentSampler, LatentTask, Sampler
 from perturbdiff.nn import ExpressionCodec, SetDenoiser
 from perturbdiff.prior import (
@@ -185,20 +191,24 @@ class Responding:
             digest=controls.digest,
         )
 
-    def cells(
-        self, recipe: Recipe, latent: Tensor, *, first: int = 0, genes: slice = EVERY
-    ) -> ResponseCells:
+    def cells(self, recipe: Recipe, latent: Tensor, *, first: int = 0) -> ResponseCells:
         """Sets of a recipe from number ``first`` on, ready to be turned into counts."""
+        return ResponseCells.make(**self._made_from(recipe, latent, first=first))
+
+    def _made_from(
+        self, recipe: Recipe, latent: Tensor, *, first: int = 0, genes: slice = EVERY
+    ) -> dict[str, Tensor]:
+        """What cells are made from, on some of the genes."""
         task, controls = recipe.task, recipe.controls
         keys = task.keys(range(first, first + len(latent)), recipe.config, recipe.seed).flatten()
         rows = task.partners[first * recipe.config.set_size :][: len(keys)]
-        return ResponseCells.make(
-            self.codec.deviation(latent.flatten(0, 1), genes).double().cpu(),
-            controls.counts(rows, genes),
-            controls.library_size(rows),
-            keys=keys,
-            lanes=self.lanes[genes],
-        )
+        return {
+            "deviation": self.codec.deviation(latent.flatten(0, 1), genes).double().cpu(),
+            "counts": controls.counts(rows, genes),
+            "library_size": controls.library_size(rows),
+            "keys": keys,
+            "lanes": self.lanes[genes],
+        }
 
     def solve(self, recipe: Recipe, pilot: Tensor) -> tuple[Tensor, ResponsePlan]:
         """The pilot itself, and the plan under which its mean is the target.
@@ -215,7 +225,7 @@ class Responding:
             genes = slice(start, start + each)
             parts.append(
                 solve_response(
-                    self.cells(recipe, pilot, genes=genes),
+                    ExpectedCells.make(**self._made_from(recipe, pilot, genes=genes)),
                     target=target[genes],
                     dispersion=dispersion[genes],
                     dependence=dependence[genes],

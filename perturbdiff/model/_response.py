@@ -5,7 +5,7 @@ N cells, G genes.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -21,13 +21,12 @@ _FLAT = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponseCells:
-    """Cells to be made: their latent responses decoded, their partners, their random numbers."""
+class ExpectedCells:
+    """Cells whose counts are expected, not drawn: latent responses decoded, and their partners."""
 
     deviation: Float[Tensor, "cells genes"]
     counts: Int[Tensor, "cells genes"]  # of the partners
     library_size: Float[Tensor, " cells"]
-    uniform: Float[Tensor, "cells genes"]
     noise: Float[Tensor, "cells genes"]  # standard normal
 
     @classmethod
@@ -45,19 +44,29 @@ class ResponseCells:
             deviation=deviation,
             counts=counts,
             library_size=library_size,
-            uniform=uniform(keys, lanes),
-            noise=torch.special.ndtri(uniform(keys, lanes, step=_OWN_NOISE)),
+            **cls._numbers(keys, lanes),
         )
+
+    @staticmethod
+    def _numbers(keys: Tensor, lanes: Tensor) -> dict[str, Tensor]:
+        """Random numbers of each cell and gene."""
+        return {"noise": torch.special.ndtri(uniform(keys, lanes, step=_OWN_NOISE))}
 
     def of_genes(self, genes: Bool[Tensor, " genes"]) -> Self:
         """The same cells on some of the genes."""
-        return replace(
-            self,
-            deviation=self.deviation[:, genes],
-            counts=self.counts[:, genes],
-            uniform=self.uniform[:, genes],
-            noise=self.noise[:, genes],
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{k: v[:, genes] for k, v in values.items() if v.dim() == 2})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseCells(ExpectedCells):
+    """Cells whose counts can be drawn too."""
+
+    uniform: Float[Tensor, "cells genes"]
+
+    @staticmethod
+    def _numbers(keys: Tensor, lanes: Tensor) -> dict[str, Tensor]:
+        return {**ExpectedCells._numbers(keys, lanes), "uniform": uniform(keys, lanes)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +98,12 @@ class ResponsePlan:
             ),
         )
 
-    def log_factor(self, cells: ResponseCells) -> Float[Tensor, "cells genes"]:
+    def log_factor(self, cells: ExpectedCells) -> Float[Tensor, "cells genes"]:
         """Log of what each cell's rate is multiplied by."""
         standard = (cells.deviation - self.centre) / self.spread
         return self.factors.log(copula_scores(standard, cells.noise, dependence=self.dependence))
 
-    def expected_log1p(self, cells: ResponseCells) -> Float[Tensor, "cells genes"]:
+    def expected_log1p(self, cells: ExpectedCells) -> Float[Tensor, "cells genes"]:
         """Expected log1p value of every cell and gene, before any count is drawn."""
         return expected_log1p(
             cells.counts,
@@ -115,7 +124,7 @@ class ResponsePlan:
 
 
 def solve_response(
-    pilot: ResponseCells,
+    pilot: ExpectedCells,
     *,
     target: Float[Tensor, " genes"],
     dispersion: Float[Tensor, " genes"],
