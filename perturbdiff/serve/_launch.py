@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
@@ -223,7 +223,10 @@ def _draining(server: LitServer, board: Board, config: ServeConfig) -> Iterator[
         until = time.monotonic() + config.grace_s
         while board.waiting > 0 and time.monotonic() < until:
             time.sleep(_LOOK_S)
+        # LitServe's monitor would still ask the event when the process that holds it has ended.
+        held, server._shutdown_event = server._shutdown_event, Event()
         server._shutdown_event.set()
+        held.set()
 
     def drain(number: int, frame: FrameType | None) -> None:
         if os.getpid() != ours:  # a process that we started and that has no handler of its own

@@ -93,17 +93,7 @@ def running(bundle, log):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 def test_a_server_lives_through_what_happens_to_it(bundle, tmp_path, simulated_cells):
-    """Once more where it does not: signals and sockets meet other work of the machine."""
-    try:
-        lives(bundle, tmp_path / "log", simulated_cells)
-    except (AssertionError, httpx.TransportError) as first:
-        try:
-            lives(bundle, tmp_path / "again", simulated_cells)
-        except (AssertionError, httpx.TransportError) as second:
-            raise second from first
-
-
-def lives(bundle, log, simulated_cells):
+    log = tmp_path / "log"
     with running(bundle, log) as (process, http):
         # it answers as the model does, through the client
         model = ptd.load(bundle)

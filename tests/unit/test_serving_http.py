@@ -4,7 +4,9 @@ import base64
 import json
 import os
 import queue
+import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -28,11 +30,13 @@ from perturbdiff._errors import (
 from perturbdiff.model import _fitted
 from perturbdiff.serve import Client, ServeConfig
 from perturbdiff.serve import _client as client_module
+from perturbdiff.serve._board import Board
 from perturbdiff.serve._client import ServerError
 from perturbdiff.serve._formats import ARROW, EVENTS, H5AD, from_h5ad
-from perturbdiff.serve._launch import check_port, described, prepared, run
+from perturbdiff.serve._launch import _draining, check_port, described, prepared, run
 
 testclient = pytest.importorskip("fastapi.testclient")
+litserve = pytest.importorskip("litserve")
 loops = pytest.importorskip("litserve.loops.loops")
 transport = pytest.importorskip("litserve.transport.process_transport")
 
@@ -606,3 +610,31 @@ def test_what_cannot_be_served_is_refused_in_one_line(bundle, tmp_path, simulate
     simple.save(tmp_path / "simple")
     with pytest.raises(BundleError, match="mean_shift, which is not served"):
         described(tmp_path / "simple", ServeConfig())
+
+
+# The end
+
+
+class _Elsewhere:
+    """An event that another process holds, which ends as soon as the event is set."""
+
+    def __init__(self):
+        self.over = threading.Event()
+
+    def set(self):
+        self.over.set()
+
+    def is_set(self):
+        raise ConnectionResetError
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_nobody_asks_an_event_whose_process_has_ended(tmp_path):
+    board = Board(tmp_path, n_workers=1, n_servers=1)
+    server, held = litserve.LitServer.__new__(litserve.LitServer), _Elsewhere()
+    server._shutdown_event = held
+    with _draining(server, board, ServeConfig(grace_s=1)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert held.over.wait(10)
+        assert board.draining
+        assert server._shutdown_event.is_set()
