@@ -19,6 +19,7 @@ from benchmarks.contexts import N_AXES_OF_DISTANCE, simple_sources
 from benchmarks.environment import DECISIVE, environment, versions
 from benchmarks.fits import Recipe, Wanted, kept_fit, predicted_cells, rows_of, summary
 from benchmarks.held_out import HeldOut, half_shifts, true_shift
+from benchmarks.report import MODEL_ONCE
 from benchmarks.simple import answers, fitted_baselines, score_simple
 from benchmarks.tables import average
 from perturbdiff._constants import DEPTH
@@ -248,10 +249,13 @@ class PerturbationStudy:
             cells = predicted_cells(plain, arrays)
             members = {str(label): rows_of(plain, label) for label in set(plain["labels"])}
             by_members = {frozenset(label.split("+")): rows for label, rows in members.items()}
-            return {
-                name: one.score(cells[by_members[frozenset(one.condition.members)]])
-                for name, one in held.items()
-            }, {}
+            found = {}
+            for name, one in held.items():
+                own = cells[by_members[frozenset(one.condition.members)]]
+                scores = one.score(own)
+                once = scores if one.n_once == len(own) else one.score(own[: one.n_once])
+                found[name] = scores | {"once": once}
+            return found, {}
 
         scores, _ = self.cache.get(f"score {self.path.stem} {fold.label}", key, score)
         kept = {name: value for name, value in plain.items() if name not in ("genes", "labels")}
@@ -313,8 +317,9 @@ class PerturbationStudy:
         for fold in folds:
             for name in fold.scored:
                 if fold.label in fits:
-                    values = fits[fold.label]["scores"][name]["values"]
-                    rows.setdefault("SetDiffusion", []).append(values)
+                    scores = fits[fold.label]["scores"][name]
+                    rows.setdefault("SetDiffusion", []).append(scores["values"])
+                    rows.setdefault(MODEL_ONCE, []).append(scores["once"]["values"])
                 entry = simple[fold.label][name]
                 for method, row in entry["cells"].items():
                     rows.setdefault(method, []).append(row["values"])

@@ -334,7 +334,9 @@ def perturbations_report(result: Mapping[str, Any]) -> str:
         f"counts of each cell (median {data['median_depth_over_ncounts']:.4f} of `obs['ncounts']`, "
         "which counts slightly more than was normalised by), so that `X` is reproduced exactly. "
         f"{result['recipe']['n_cells']} predicted cells are scored against about 100 true ones: "
-        "differential expression has little power, effect sizes are what to look at. "
+        "differential expression has little power, effect sizes are what to look at. They start "
+        "from fewer control cells, each lent several times, so that they cluster, which distances "
+        "count against them; `partners once` leaves the repeats out, as shifted cells do. "
         "Discrimination ranks a predicted shift among the true shifts of all singles (for pairs: "
         "of all singles and pairs).",
         "",
