@@ -128,7 +128,7 @@ class SetDenoiser(nn.Module):
         context: Context,
     ) -> Float[Tensor, "sets cells latent"]:
         """Raw output for :class:`~perturbdiff.diffusion.Preconditioned`."""
-        memory = self.remember(context).memory
+        memory = self.remember(context).memory if context.memory is None else context.memory
         assert memory is not None  # `remember` fills it
         seen_B11 = context.has_partner[:, None, None].to(x_in.dtype)
         known = seen_B11.expand(-1, x_in.shape[1], 1)
