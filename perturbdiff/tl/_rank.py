@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from perturbdiff.guidance import Constraint
     from perturbdiff.model import SetDiffusion
     from perturbdiff.model._constrained import Verify
+    from perturbdiff.serve import Client
 
 
 @runtime_checkable
-class Ranking(Protocol):
-    """A model elsewhere that ranks by itself, such as that of a server."""
+class _Ranking(Protocol):
+    """A model elsewhere that ranks by itself, as that of a server does."""
 
     @property
     def rank(self) -> Callable[..., pd.DataFrame]:
@@ -30,7 +31,7 @@ class Ranking(Protocol):
 
 def rank_perturbations(  # noqa: PLR0913 - each is something that a question may name
     adata: AnnData,
-    model: "SetDiffusion | Ranking",
+    model: "SetDiffusion | Client",
     *,
     target: "Constraint | Verify | Sequence[Constraint | Verify]",
     perturbations: Sequence[str] | None = None,
@@ -92,14 +93,14 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
         When a perturbation or context is unknown, or has no control cells.
     """
     require_model(model)
-    if not isinstance(model, Ranking):
+    if not isinstance(model, _Ranking):
         result_key(key_added, taken=[model.registry.embedding_key])
     key_added = table_key(key_added, adata, usual="perturbation_ranking", name="adata")
     question: dict[str, Any] = {
         "target": target, "perturbations": perturbations, "contexts": contexts,
         "n_cells": n_cells, "seed": seed_number(seed), "sample": sample,
     }  # fmt: skip
-    if isinstance(model, Ranking):
+    if isinstance(model, _Ranking):
         table = model.rank(adata, **question)
     else:
         table = _ranked(adata, model, **question, at_once=at_once)
