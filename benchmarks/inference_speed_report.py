@@ -89,7 +89,7 @@ def _written(found: Mapping[str, Any]) -> list[str]:
         "",
         markdown(header, rows, digits=2),
         *_scores(found),
-        *([f"These cells, with guesses ahead, took {taken}."] if taken else []),
+        *(["", f"These cells, with guesses ahead, took {taken}, in turns."] if taken else []),
     ]
 
 

@@ -95,13 +95,19 @@ def written_scores(judge: Any) -> dict[str, Any]:
     steps = {"max_steps": TRAIN_STEPS, "check_every": TRAIN_STEPS}
     few = ptd.TrainConfig(**(vars(ptd.model._causal_baseline.CAUSAL_TRAIN) | steps))
     model = judge.fitted(WIDE, few, kind=ptd.CausalBaseline)
-    scores, seconds = {}, {}
-    for name in PRECISIONS:
+    made: dict[str, Any] = {}
+
+    def asking(name: str) -> Callable[[], None]:
         lower = model.in_precision(name)
-        began = time.perf_counter()
-        pred = judge.ask(lower)
-        seconds[name] = time.perf_counter() - began
-        scores[name] = judge.scores(pred)
+
+        def ask() -> None:
+            made[name] = judge.ask(lower)
+
+        return ask
+
+    asked = {name: asking(name) for name in PRECISIONS}
+    seconds = in_turns(asked, str(model.fitted.sampler.device), turns=_WHOLE_TURNS)
+    scores = {name: judge.scores(pred) for name, pred in made.items()}
     scores["float32, another seed"] = judge.scores(judge.ask(model, seed=1))
     return {
         "scores": scores,

@@ -1,9 +1,8 @@
-"""Quotes of the autoregressive model: calls of the network times what one takes, and the rest.
+"""Calls of the autoregressive model: how many there are, and what one takes.
 
 How many calls a batch of cells takes is known beforehand only where every gene is said in a call of
 its own. With guesses it depends on how many of them the network shares, cell by cell; where genes
-are drawn, on how many genes of the fullest cell are not zero. So both are estimated, and the quote
-is looser than that of a diffusion model.
+are drawn, on how many genes of the fullest cell are not zero. So both are estimated.
 """
 
 from dataclasses import asdict
@@ -17,16 +16,10 @@ from anndata import AnnData
 
 from perturbdiff.autoregressive import Speculative
 from perturbdiff.config import DecodeConfig
-from perturbdiff.model._causal_fitted import (
-    CELLS_AT_ONCE,
-    CausalFitted,
-    CountTask,
-    _cells_of,
-)
-from perturbdiff.model._quote_diffusion import assembled
+from perturbdiff.model._causal_fitted import CausalFitted, CountTask
 from perturbdiff.model._quote_points import decoder_shape, precision_of
-from perturbdiff.model._quote_rest import Request, own_controls, questions, rest_cost
-from perturbdiff.profiling import STEPS, Quote, Timing, Work, counted
+from perturbdiff.model._quote_rest import questions
+from perturbdiff.profiling import Timing, Work, counted
 from perturbdiff.profiling._machine import (
     cache_file,
     machine_names,
@@ -213,71 +206,6 @@ class DecoderCost:
         return calls
 
 
-def causal_quote(
-    model: "CausalBaseline",
-    adata: AnnData | None,
-    *,
-    request: Request,
-    config: DecodeConfig,
-    missing_genes: str,
-) -> Quote:
-    """Cost of cells that the decoder writes (``decoding="raw"``).
-
-    Parameters
-    ----------
-    model, adata, request, missing_genes
-        As for a quote of the diffusion model.
-    config
-        How cells are said.
-
-    Returns
-    -------
-    Seconds and memory.
-    """
-    fitted = model.fitted
-    file = own_controls(model) if adata is None else adata
-    size = min(config.set_size, request.cells)
-    rounded = Request(
-        contexts=request.contexts,
-        conditions=request.conditions,
-        cells=-(-request.cells // size) * size,
-    )
-    cost = DecoderCost(fitted, _task(model, file, missing_genes=missing_genes), config)
-    quick = {"decode": DecodeConfig(draft_length=0)}
-    rest = rest_cost(model, file, settings=quick, missing_genes=missing_genes, shorten=_silenced)
-    at_once = max(1, CELLS_AT_ONCE // size) * size
-    full, left = divmod(request.conditions * rounded.cells, at_once)
-    sizes = [(n, count) for n, count in ((at_once, full), (left, 1)) if n * count]
-    cache = cost.cache_bytes(max(n for n, _ in sizes))
-    quote = assembled(
-        fitted,
-        network=(STEPS, sum(count * cost.seconds(n) for n, count in sizes), cost.spread),
-        work=sum((count * cost.work(n) for n, count in sizes), Work()),
-        rest=rest,
-        request=rounded,
-        network_calls=sum(count * (1 + cost.calls(n)) for n, count in sizes),
-        how=[_told(cost)],
-    )
-    return Quote(**{**vars(quote), "memory_bytes": max(quote.memory_bytes, 2.0 * cache)})
-
-
-def _silenced(fitted: Any) -> None:
-    """Let the sampler answer with the counts of the partners, at once."""
-
-    def counts(tasks: Any, sets: Any, config: DecodeConfig, *, seed: int) -> tuple[list[Any], int]:
-        del seed
-        rows = [
-            task.partners[_cells_of(each, config.set_size)]
-            for task, each in zip(tasks, sets, strict=True)
-        ]
-        return [
-            task.controls.counts(row.flatten()).view(*row.shape, -1)
-            for task, row in zip(tasks, rows, strict=True)
-        ], 0
-
-    fitted.sampler.counts = counts
-
-
 def _task(model: "CausalBaseline", file: AnnData, *, missing_genes: str) -> CountTask:
     """A condition of which control cells are in the file."""
     labels, contexts, named = questions(model, file, missing_genes=missing_genes)
@@ -286,23 +214,3 @@ def _task(model: "CausalBaseline", file: AnnData, *, missing_genes: str) -> Coun
     target = model.fitted.target(condition, controls)
     n_cells = max(_CELLS)
     return model.fitted.task(condition, controls, target, n_cells=n_cells, seed=0)
-
-
-def _told(cost: DecoderCost) -> str:
-    n_genes = cost.n_genes
-    if cost.decoding.ends_on_time:
-        why = f"One call a gene, {n_genes} whatever the cells are: the number is known."
-    elif isinstance(cost.decoding, Speculative):
-        least, most = min(cost.calls_each), max(cost.calls_each)
-        why = (
-            f"Guesses are kept or not by what the cells are: {n_genes} genes took some cells "
-            f"{least:.0f} to {most:.0f} calls, and a batch waits for its slowest; so the quote is "
-            "looser than that of a diffusion model, whose number of calls is known."
-        )
-    else:
-        why = (
-            "A cell is done when none of its genes is left but zeros: the number of calls is that "
-            "of the genes that are there in the fullest cell of a batch, which only the effect "
-            "prior's expectation stands for; so the quote is looser than that of a diffusion model."
-        )
-    return f"{why} Seconds of a call from calls timed on this machine; the rest from short runs."

@@ -17,7 +17,7 @@ from perturbdiff.config import SampleConfig
 from perturbdiff.diffusion import network_calls
 from perturbdiff.model._fitted import PILOT_CELLS, Fitted
 from perturbdiff.model._quote_points import denoiser_shape, precision_of
-from perturbdiff.model._quote_rest import Request, RestCost, rest_cost
+from perturbdiff.model._quote_rest import Request, Rest, rest_cost
 from perturbdiff.profiling import DENOISE, Quote, Timing, Work, counted, this_machine
 from perturbdiff.profiling._machine import (
     cache_file,
@@ -54,11 +54,11 @@ class DenoiserCost:
         self.timing = Timing.from_json(found["timing"])
         self.fixed, self.each = Work.from_json(found["fixed"]), Work.from_json(found["each"])
 
-    def seconds(self, n_sets: int) -> float:
+    def seconds(self, n_sets: float) -> float:
         """Of one call."""
         return self.timing((1.0, n_sets), (n_sets,))
 
-    def work(self, n_sets: int) -> Work:
+    def work(self, n_sets: float) -> Work:
         """Of one call: operations by hand, bytes as they were counted on two small calls."""
         moved = self.fixed + n_sets * self.each
         operations = self.shape.denoise(n_sets, self.set_size)
@@ -184,7 +184,7 @@ def assembled(
     *,
     network: tuple[str, float, float],
     work: Work,
-    rest: RestCost,
+    rest: Rest,
     request: Request,
     network_calls: float,
     how: Sequence[str],

@@ -12,12 +12,13 @@ of cells), and the other conditions, which wait for the answer.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from anndata import AnnData
 from scipy.optimize import nnls
 
+from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import whole_number
@@ -67,6 +68,24 @@ class Request:
     def features(self) -> tuple[float, ...]:
         """What takes time."""
         return 1.0, self.contexts, self.conditions, self.conditions * self.cells
+
+
+@runtime_checkable
+class Rest(Protocol):
+    """Everything in a prediction but the network."""
+
+    @property
+    def spread(self) -> float:
+        """Relative error to be expected."""
+        ...
+
+    def phases(self, request: Request) -> dict[str, float]:
+        """Seconds of each phase."""
+        ...
+
+    def memory_bytes(self, request: Request) -> float:
+        """Most bytes at once."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +189,7 @@ def rest_cost(
         require_anndata(adata)
     file = own_controls(model) if adata is None else adata
     names = (*machine_names("cpu"), model.checksum, *file.shape, missing_genes)
-    path = cache_file("rest", *names)
+    path = cache_file("rest", *names, dict(settings))
     if (known := read_cache(path)) is not None:
         return RestCost(
             seconds={name: tuple(each) for name, each in known["seconds"].items()},
@@ -200,6 +219,7 @@ class _Runs:
         self.shorten = shorten
         self.labels, self.contexts, self.named = questions(model, file, missing_genes=missing_genes)
         self.number = self.answer_bytes = 0
+        self.notes: dict[str, Any] = {}  # of the last prediction
 
     def measured(self) -> RestCost:
         """Coefficients from one run of each kind; the first is only to warm up."""
@@ -262,6 +282,7 @@ class _Runs:
                     **self.settings,
                 )
             )
+        self.notes = pred.uns[UNS_KEY]
         self.answer_bytes = sum(
             part.nbytes for x in (pred.X, pred.layers["counts"]) for part in
             (x.data, x.indices, x.indptr)
@@ -272,7 +293,7 @@ class _Runs:
 
 def _solved(features: np.ndarray, values: np.ndarray) -> tuple[float, ...]:
     """Coefficients of at least 0 that meet the values with the least relative errors."""
-    scale = features.max(0)
+    scale = np.where(features.max(0) > 0, features.max(0), 1.0)
     floor = max(float(values.max()) * 1e-3, 1e-9)
     weight = 1 / np.maximum(values, floor)
     found, _ = nnls(features / scale * weight[:, None], values * weight)

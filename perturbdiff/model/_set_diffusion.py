@@ -30,7 +30,7 @@ from perturbdiff.model._fitted import Fitted
 from perturbdiff.model._learning import Lesson, finished, learn, prepare_lesson
 from perturbdiff.model._network_predictor import NetworkPredictor
 from perturbdiff.model._predictor import answer, baseline_means, support, written_baselines
-from perturbdiff.model._quote_diffusion import diffusion_quote
+from perturbdiff.model._quote_constrained import quote_with
 from perturbdiff.model._quote_points import diffusion_points
 from perturbdiff.model._quote_rest import Request
 from perturbdiff.model._saved import diffusion_parts, restore_diffusion
@@ -261,7 +261,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             "guidance_scale": config.guidance_scale,
         }
 
-    def quote(
+    def quote(  # noqa: PLR0913 - each is something that a question may name
         self,
         adata: AnnData | None = None,
         *,
@@ -272,6 +272,8 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         guidance_scale: float | None = None,
         sample: SampleConfig | None = None,
         missing_genes: Literal["refuse", "infer"] = "refuse",
+        constraints: Constraint | Verify | Sequence[Constraint | Verify] | None = (),
+        enforce: Ways = None,
     ) -> Quote:
         """Time and memory of a prediction before it runs, for a question not asked before.
 
@@ -288,25 +290,29 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
             Conditions in all, and the contexts that they are in.
         n_steps, guidance_scale
             In place of those of ``sample``.
-        sample, missing_genes
-            As in :meth:`predict`.
+        sample, missing_genes, constraints, enforce
+            As in :meth:`predict`. Constraints that were not quoted before are tried in short
+            predictions.
 
         Returns
         -------
-        Seconds with a range, bytes, network calls, operations, and how they were derived.
+        Seconds with a range, bytes, network calls, operations, and how they were derived. Of a
+        search that may end early, the most.
 
         Raises
         ------
         ConfigError
             When a number makes no sense, or there are no control cells to measure on.
+        ConstraintError
+            When constraints cannot hold, or cannot be enforced as asked.
         """
         config = settings_of(SampleConfig, "sample", sample)
         config = config if n_steps is None else replace(config, n_steps=n_steps)
         if guidance_scale is not None:
             config = replace(config, guidance_scale=guidance_scale)
-        request = Request.of(n_cells, n_conditions, n_contexts)
-        return diffusion_quote(
-            self, adata, request=request, config=config, missing_genes=missing_genes
+        request, wish = Request.of(n_cells, n_conditions, n_contexts), Wish.of(constraints, enforce)
+        return quote_with(
+            self, adata, request=request, config=config, missing_genes=missing_genes, wish=wish
         )
 
     def probe_points(self) -> Subject:
@@ -363,7 +369,8 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         For many predictions on one machine: the first calls take some 10 s each, later ones less
         than they did (``benchmarks.inference``, section ``ways``). One compilation serves all
         numbers of cells. On a CUDA device calls are recorded and replayed as CUDA graphs. Needs a
-        C++ compiler on a processor. Cells are those of the model but for rounding.
+        C++ compiler on a processor. Cells are those of the model but for rounding. Bytes that
+        probes and quotes tell are those of kernels before they are fused.
 
         Returns
         -------

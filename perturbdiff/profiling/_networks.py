@@ -36,12 +36,12 @@ class DenoiserShape:
     n_controls: int
     n_features: int = 0
 
-    def condition(self, n_sets: int) -> float:
+    def condition(self, n_sets: float) -> float:
         """Operations that encode the condition of each set, within every call."""
         into = self.n_axes + _LEVELS + self.n_latent + 1 + self.n_features
         return product(n_sets, into, self.width) + 2 * product(n_sets, self.width, self.width)
 
-    def block(self, n_sets: int, set_size: int) -> float:
+    def block(self, n_sets: float, set_size: int) -> float:
         """Operations of one block of the noised stream.
 
         Queries, keys, values and output are ``4 D²`` a cell, the hidden layer ``2 E D²``, the
@@ -52,11 +52,11 @@ class DenoiserShape:
         seen = attention(cells, set_size + self.n_controls + 1, width)
         return own + seen + product(n_sets, width, 6 * width)
 
-    def ends(self, n_sets: int, set_size: int) -> float:
+    def ends(self, n_sets: float, set_size: int) -> float:
         """Operations of the layers before the first and behind the last block."""
         return product(n_sets * set_size, 2 * self.n_latent + self.n_axes + 1, self.width)
 
-    def denoise(self, n_sets: int, set_size: int) -> float:
+    def denoise(self, n_sets: float, set_size: int) -> float:
         """Operations of one call, control cells being encoded already."""
         blocks = self.n_blocks * self.block(n_sets, set_size)
         return self.condition(n_sets) + self.ends(n_sets, set_size) + blocks

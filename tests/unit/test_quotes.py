@@ -4,12 +4,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import perturbdiff as ptd
-from perturbdiff._errors import ConfigError
-from perturbdiff.model import _causal_fitted, _fitted, _quote_causal, _quote_diffusion, _quote_rest
+from perturbdiff._errors import ConfigError, ConstraintError, GeneError
+from perturbdiff.guidance import Reference
+from perturbdiff.model import (
+    _causal_fitted,
+    _constrained_course,
+    _fitted,
+    _quote_causal,
+    _quote_constrained,
+    _quote_diffusion,
+    _quote_obeying,
+    _quote_rest,
+    _quote_written,
+)
 from perturbdiff.model._quote_causal import DecoderCost
 from perturbdiff.model._quote_diffusion import DenoiserCost, batches
+from perturbdiff.model._quote_obeying import ObeyingCost, ObeyingRest, short_sizes
 from perturbdiff.model._quote_rest import Request, own_controls
 from perturbdiff.profiling import Probe, _machine, watching
 
@@ -29,7 +42,10 @@ def quick(tmp_path_factory):
             patch.setattr(module, "PILOT_CELLS", PILOT)
         for module in (_quote_diffusion, _quote_causal):
             patch.setattr(module, "_SECONDS_EACH", 0.0)
-        patch.setattr(_quote_rest, "_REPEATS", 1)
+        for module in (_quote_rest, _quote_obeying):
+            patch.setattr(module, "_REPEATS", 1)
+        patch.setattr(_quote_obeying, "_CELLS", (40,))
+        patch.setattr(_quote_constrained, "_STEPS", (1, 2))
         patch.setattr(_quote_rest, "_MANY", PILOT)
         patch.setattr(_machine.platformdirs, "user_cache_path", lambda name: folder / name)
         patch.setattr(_machine, "_MEASURED", {})
@@ -181,6 +197,271 @@ def test_the_course_of_a_batch_ends_at_its_last_gene(written, simulated_cells):
     assert max(reach for _, reach in course) <= cost.n_genes
     mean = sum(weight * reach for weight, reach in course) / cost.n_genes
     assert mean == pytest.approx((cost.n_genes + 1) / 2, rel=0.1)
+
+
+# Under constraints
+
+
+@pytest.fixture
+def assumed(monkeypatch):
+    """What obeying takes beside the network, where it is not what a test is about."""
+    cost = ObeyingCost(each=(1.0, 0.1, 0.01, 0.001), peaks=((8.0, 90.0),), network=(), spread=0.0)
+    for module in (_quote_constrained, _quote_written):
+        monkeypatch.setattr(module, "obeying_cost", lambda *_, **__: cost)
+
+
+def at_least(model, **more):
+    return ptd.AtLeast(model.registry.genes[0], 0.5, **more)
+
+
+def on_average(model):
+    return ptd.AtMost(model.registry.genes[1], 0.2, per="population")
+
+
+def either(model):
+    return ptd.Any([on_average(model), ptd.AtMost(model.registry.genes[2], 9.0)])
+
+
+WAYS = [
+    (at_least, "hard"),
+    (on_average, "hard"),
+    (at_least, "soft"),
+    (at_least, "best_of"),
+    (on_average, None),
+    (at_least, ptd.Branch(k=3, share=2)),
+    (at_least, ptd.Branch(k=3, share=0)),
+    (at_least, ptd.Branch(k=3, share=99)),
+    (on_average, ptd.Particles(n=3)),
+    (at_least, ["soft", ptd.BestOf(n=2), "hard"]),
+]
+
+
+@pytest.mark.usefixtures("assumed")
+@pytest.mark.parametrize(("rule", "enforce"), WAYS)
+@pytest.mark.parametrize(
+    "sample",
+    [{"n_steps": 5}, {"sampler": "heun", "n_steps": 3, "set_size": 8, "guidance_scale": 2.0}],
+)
+def test_calls_under_constraints_are_known_before(
+    small_model, simulated_cells, rule, enforce, sample
+):
+    config, rule = ptd.SampleConfig(**sample), rule(small_model)
+    asked = {"n_cells": 70, "sample": config, "constraints": rule, "enforce": enforce}
+    quote = small_model.quote(simulated_cells, **asked)
+    small_model.probe_points().forget()
+    pred = small_model.predict(simulated_cells, **ASKED, **asked)
+    assert quote.network_calls == pred.uns["perturbdiff"]["nfe"]
+    assert quote.seconds == pytest.approx(sum(quote.phases.values()))
+    assert quote.phases["constraints"] > 0
+    assert quote.low < quote.seconds < quote.high
+    assert "at most" not in quote.how
+
+
+@pytest.mark.usefixtures("assumed")
+def test_steps_that_are_taken_again_are_counted(small_model, simulated_cells):
+    genes = small_model.registry.genes[:2]
+    rule = ptd.Observed(genes, np.full((40, 2), 0.7))
+    asked = {
+        "n_cells": 40, "constraints": rule, "sample": ptd.SampleConfig(n_steps=4, sampler="heun"),
+        "enforce": ptd.Hard(resamples=2),
+    }  # fmt: skip
+    quote = small_model.quote(simulated_cells, **asked)
+    small_model.probe_points().forget()
+    pred = small_model.predict(simulated_cells, **ASKED, **asked)
+    assert quote.network_calls == pred.uns["perturbdiff"]["nfe"]
+
+
+@pytest.mark.usefixtures("assumed")
+@pytest.mark.parametrize("budget", [1, 7, 30])
+@pytest.mark.parametrize("value", [0.0, 9.0])
+def test_of_a_search_that_may_end_early_the_most_is_told(
+    small_model, simulated_cells, monkeypatch, budget, value
+):
+    """Where nothing obeys it goes on, and where everything does it ends at once: both are inside.
+
+    Sets that part ways need calls of their own, so the most is not always reached.
+    """
+    monkeypatch.setattr(_quote_constrained, "_SETS_AT_ONCE", 2)
+    monkeypatch.setattr(_constrained_course, "_SETS_AT_ONCE", 2)
+    rule = ptd.AtLeast(small_model.registry.genes[0], value)
+    asked = {
+        "n_cells": 70, "constraints": rule, "sample": ptd.SampleConfig(n_steps=6, set_size=16),
+        "enforce": ptd.DepthFirst(budget=budget, redraws=1),
+    }  # fmt: skip
+    quote = small_model.quote(simulated_cells, **asked)
+    small_model.probe_points().forget()
+    pred = small_model.predict(simulated_cells, **ASKED, **asked)
+    pilot = PILOT // 16 and 6
+    nfe = pred.uns["perturbdiff"]["nfe"]
+    sets = float(pred.uns["perturbdiff"]["constraints"]["set_evaluations"].max())
+    assert pilot + 6 <= nfe <= quote.network_calls
+    load = _quote_constrained.deepest(
+        asked["enforce"], _quote_constrained.Course(config=asked["sample"]), 5
+    )
+    assert 5 * 6 <= sets <= load.evaluations == 5 * max(budget, 6)
+    assert "at most" in quote.how
+    if value == 0:
+        assert nfe == pilot + 6 * 3
+
+
+@pytest.mark.usefixtures("assumed")
+def test_one_set_that_never_obeys_takes_the_most_to_the_call(small_model, simulated_cells):
+    rule = ptd.AtLeast(small_model.registry.genes[0], 9.0)
+    asked = {
+        "n_cells": 8, "constraints": rule, "sample": ptd.SampleConfig(n_steps=6, set_size=16),
+        "enforce": ptd.DepthFirst(budget=20, redraws=1),
+    }  # fmt: skip
+    quote = small_model.quote(simulated_cells, **asked)
+    small_model.probe_points().forget()
+    pred = small_model.predict(simulated_cells, **ASKED, **asked)
+    assert pred.uns["perturbdiff"]["nfe"] == quote.network_calls == 6 + 20
+
+
+@pytest.mark.usefixtures("assumed")
+def test_what_is_chosen_on_the_pilot_is_told_as_the_most(small_model, simulated_cells):
+    """One member is about the mean, which needs no pull; the other holds as it is, or is pulled."""
+    asked = {"n_cells": 40, "constraints": either(small_model), "enforce": "hard"}
+    quote = small_model.quote(simulated_cells, **asked)
+    small_model.probe_points().forget()
+    pred = small_model.predict(simulated_cells, **ASKED, **asked)
+    assert pred.uns["perturbdiff"]["nfe"] <= quote.network_calls == 2 * 18
+    assert "depends on the pilot" in quote.how
+
+
+def test_what_obeying_takes_is_a_sum():
+    cost = ObeyingCost(
+        each=(1.0, 0.1, 0.01, 0.001), peaks=((10.0, 50.0), (30.0, 90.0)), network=(), spread=0.2
+    )
+    rest = _quote_rest.RestCost(
+        seconds={"a": (1.0, 0.5, 7.0, 7.0)}, waiting=0.5, spread=0.1, peaks=()
+    )
+    found = ObeyingRest(rest=rest, cost=cost, calls=4, evaluations=20)
+    request = Request(contexts=2, conditions=3, cells=50)
+    phases = found.phases(request)
+    assert phases == {"a": 2.0, "constraints": pytest.approx(3 * (1 + 5 + 0.04 + 0.02))}
+    assert found.memory_bytes(request) == 90 + 2 * 20 + 0.5 * 2 * 50
+    assert found.spread == 0.2
+
+
+def test_short_runs_ask_for_no_more_cells_than_were_measured(monkeypatch):
+    monkeypatch.setattr(_quote_obeying, "_CELLS", (256, 768))
+    two = torch.ones(2, dtype=torch.float64)
+    reference = Reference(
+        genes=("A", "B"), control_log1p=two, control_depth=two, library_size=1000 * two
+    )
+
+    def bounds(n_rows):
+        return [ptd.Observed(["A", "B"], np.full((n_rows, 2), 0.7)).bind(reference)]
+
+    assert short_sizes([], 32, 40) == [256, 32]
+    assert short_sizes([], 32, 257) == short_sizes([], 32, 9999) == [768, 32]
+    assert short_sizes(bounds(1), 32, 40) == [256, 32]
+    assert short_sizes(bounds(50), 32, 40) == [50, 32]
+    assert short_sizes(bounds(20), 32, 20) == [20]
+
+
+def test_constraints_cost_more_and_are_measured_once(small_model, simulated_cells, monkeypatch):
+    rule = on_average(small_model)
+    plain = small_model.quote(simulated_cells, n_cells=40)
+    obeying = small_model.quote(simulated_cells, n_cells=40, constraints=rule, enforce="best_of")
+    assert obeying.network_calls > plain.network_calls
+    assert obeying.work.operations > plain.work.operations
+    assert "constraints" not in plain.phases
+    monkeypatch.setattr(_quote_obeying, "_Runs", None)  # nothing runs again
+    more = small_model.quote(
+        simulated_cells, n_cells=80, n_conditions=3, constraints=rule, enforce="best_of"
+    )
+    assert more.seconds > obeying.seconds
+    assert more.network_calls == 3 * obeying.network_calls
+
+
+def test_functions_are_quoted_too_and_run_each_time(
+    small_model, simulated_cells, caplog, monkeypatch
+):
+    monkeypatch.setattr(_quote_constrained, "_STEPS", (1,))
+    monkeypatch.setattr(_quote_obeying, "_CELLS", (16,))
+    seen = []
+
+    def never(log1p, genes):
+        seen.append(len(log1p))
+        return False
+
+    asked = {"n_cells": 16, "constraints": never, "enforce": ptd.BestOf(n=2)}
+    first = small_model.quote(simulated_cells, **asked)
+    count = len(seen)
+    assert count > 0
+    small_model.quote(simulated_cells, **asked)
+    assert len(seen) == 2 * count
+    small_model.probe_points().forget()
+    assert not caplog.records  # short runs that miss are nobody's business
+    pred = small_model.predict(simulated_cells, **ASKED, **asked)
+    assert first.network_calls == pred.uns["perturbdiff"]["nfe"]
+
+
+def test_wishes_that_cannot_be_are_refused_before_anything_runs(small_model, written, monkeypatch):
+    for module in (_quote_constrained, _quote_written):
+        monkeypatch.setattr(module, "rest_cost", None)
+    gene = small_model.registry.genes[0]
+    for model in (small_model, written):
+        with pytest.raises(GeneError, match="GHOST"):
+            model.quote(n_cells=5, constraints=ptd.AtLeast("GHOST", 1.0))
+        both = [ptd.AtLeast(gene, 2.0), ptd.AtMost(gene, 1.0)]
+        with pytest.raises(ConstraintError, match=gene):
+            model.quote(n_cells=5, constraints=both)
+        with pytest.raises(ConfigError, match="there are none"):
+            model.quote(n_cells=5, enforce="hard")
+    with pytest.raises(ConstraintError, match="masking"):
+        written.quote(n_cells=5, constraints=ptd.AtLeast(gene, 1.0), decoding="transport")
+    with pytest.raises(ConfigError, match="'raw' or 'transport'"):
+        written.quote(n_cells=5, decoding="beam")
+
+
+PLAIN = ptd.DecodeConfig(draft_length=0, set_size=16)
+
+
+@pytest.mark.parametrize("n_cells", [5, 100])
+def test_calls_of_transported_cells_are_known_before(written, simulated_cells, n_cells):
+    asked = {"n_cells": n_cells, "decode": PLAIN, "decoding": "transport"}
+    quote = written.quote(simulated_cells, **asked)
+    written.probe_points().forget()
+    pred = written.predict(simulated_cells, **ASKED, **asked)
+    assert quote.network_calls == pred.uns["perturbdiff"]["nfe"]
+
+
+@pytest.mark.usefixtures("assumed")
+@pytest.mark.parametrize(("rule", "turns"), [(at_least, 1), (on_average, 4)])
+def test_calls_of_written_cells_under_constraints(
+    written, simulated_cells, monkeypatch, rule, turns
+):
+    """Masks need one more turn, always; sets that miss up to three, if none ever obeys."""
+    for module in (_quote_written, _causal_fitted):
+        monkeypatch.setattr(module, "CELLS_AT_ONCE", 32)
+    asked = {"n_cells": 70, "decode": PLAIN, "constraints": rule(written)}
+    quote = written.quote(simulated_cells, **asked)
+    pred = written.predict(simulated_cells, **ASKED, **asked)
+    nfe, once = pred.uns["perturbdiff"]["nfe"], 3 * (1 + len(written.registry.genes))
+    if turns == 1:
+        assert quote.network_calls == nfe == 2 * once
+        assert "most" not in quote.how
+    else:
+        assert nfe <= quote.network_calls == turns * once
+        assert "up to 4 turns" in quote.how
+        assert quote.low < quote.seconds - 0.9 * quote.phases["decode steps"] / turns
+    assert quote.phases["constraints"] > 0
+
+
+@pytest.mark.usefixtures("assumed")
+def test_sets_that_never_obey_take_the_most(written, simulated_cells):
+    def never(log1p, genes):
+        return False
+
+    for decoding, n_cells in (("raw", 40), ("transport", 40)):
+        asked = {"n_cells": n_cells, "decode": PLAIN, "constraints": never, "decoding": decoding,
+                 "enforce": ptd.BestOf(n=3)}  # fmt: skip
+        quote = written.quote(simulated_cells, **asked)
+        written.probe_points().forget()
+        pred = written.predict(simulated_cells, **ASKED, **asked)
+        assert quote.network_calls == pred.uns["perturbdiff"]["nfe"]
 
 
 # Where there is nothing to measure on, and what makes no sense
