@@ -115,6 +115,9 @@ class CausalTask(AveragedTask):
             told = network.told(hidden, asked, cache)
             log_mean, log_dispersion, _ = network.rates(told, asked, genes)
             loss = count_loss(log_mean, log_dispersion, counts.gather(1, asked))
+            if self.order.drawn:
+                mass = network.log_mass(log_mean, log_dispersion)
+                loss = loss + possible_bins(mass, said.said_bin).logsumexp(-1)
         else:
             logits = network.bin_logits(hidden, asked, cache)
             if self.order.drawn:

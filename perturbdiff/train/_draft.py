@@ -68,7 +68,7 @@ def fit_draft(
                 said_bin=said.said_bin,
                 next_gene=said.gene,
             )
-        ahead = 1 + stream_key(seed, "draft", step) % _FARTHEST
+        ahead = 1 + stream_key(seed, "draft", step) % min(_FARTHEST, said.gene.shape[1])
         loss = guess_loss(decoder, draft, said, hidden=hidden, cache=cache, ahead=ahead)
         real = batch.context.mask.flatten()
         optimizer.zero_grad()

@@ -201,6 +201,22 @@ def test_counts_are_learnt_under_what_decoding_draws_from(populations, order, mo
     )
 
 
+@pytest.mark.parametrize("order", ["vocabulary", "descending"])
+def test_likelihoods_lose_alike_where_a_bin_is_one_count_and_none_is_free(populations, order):
+    """A gene that is drawn is there and no higher than the one before, under either."""
+    losses, batch = [], batch_of(populations)
+    batch = replace(batch, counts=batch.counts.clamp_max(4))
+    for likelihood in ("bins", "negative_binomial"):
+        whole = task(order, likelihood=likelihood, smoothing=0.0)
+        for number, weight in enumerate(whole.decoder.parameters()):
+            rng = torch.Generator().manual_seed(number)
+            weight.data += 0.1 * torch.randn(weight.shape, generator=rng)
+        whole.decoder.out.weight.data[2:] = 0
+        whole.decoder.out.bias.data[2:] = 0
+        losses.append(float(whole.total_loss(whole.decoder, batch, "x").detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3)  # known orders: of all counts, not bins
+
+
 def test_the_first_loss_is_that_of_the_prior(populations):
     """An untrained decoder says bins of the negative binomial that the prior states."""
     whole, batch = task(smoothing=0.0), batch_of(populations)

@@ -1,0 +1,56 @@
+"""Settings that are fine one by one, together and at their ends."""
+
+import pytest
+
+import perturbdiff as ptd
+from perturbdiff.model import _causal_fitted, _fitted
+
+COLUMNS = {
+    "perturbation_key": "perturbation",
+    "control": "control",
+    "covariate_keys": ["cell_type"],
+    "embedding_key": "perturbation_features",
+}
+SHAPE = {"n_axes": 3, "n_response_axes": 2, "width": 8, "n_blocks": 1, "n_heads": 2}
+TRAIN = {"max_steps": 2, "check_every": 2, "n_sets": 2, "set_size": 3, "n_controls": 4}
+CONTEXTS = [{"cell_type": "T1"}]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pilot():
+    """Fewer pilot cells than usual, since they are most of the work here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fitted, "PILOT_CELLS", 64)
+        patch.setattr(_causal_fitted, "PILOT_CELLS", 64)
+        yield
+
+
+def sibling(adata, *, train=None, n_top_genes=12, **network):
+    shape = {"draft_steps": 0, "n_bins": 8, "gene_width": 4, **SHAPE} | network
+    return ptd.CausalBaseline.from_anndata(adata, **COLUMNS).fit(
+        adata,
+        holdout={"cell_type": ["T1"]},
+        n_top_genes=n_top_genes,
+        network=ptd.DecoderConfig(**shape),
+        train=ptd.TrainConfig(**(TRAIN | (train or {}))),
+        options=ptd.TrainerOptions(progress=False, accelerator="cpu"),
+    )
+
+
+def ask(model, adata, **settings):
+    settings = {"perturbations": ["P1", "P2"], "contexts": CONTEXTS, "n_cells": 20} | settings
+    return model.predict(adata, **settings)
+
+
+def differing(left, right):
+    return (left.layers["counts"] != right.layers["counts"]).nnz / left.X.size
+
+
+@pytest.mark.parametrize("n_genes", [2, 3])
+def test_a_draft_guesses_farther_than_there_are_genes(simulated_cells, n_genes):
+    model = sibling(simulated_cells, n_top_genes=n_genes, draft_steps=20)
+    plain, guessed = (
+        ask(model, simulated_cells, decode=ptd.DecodeConfig(draft_length=length))
+        for length in (0, 8)
+    )
+    assert differing(plain, guessed) <= 1e-5
