@@ -26,7 +26,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     if not known:
         return "Known: none."
     plain = {text: text.casefold().strip() for text in known}
-    wanted = name.casefold().strip()
+    wanted = str(name).casefold().strip()  # what was asked for may be no text
     close = get_close_matches(wanted, plain.values(), n=1)
     within = [text for text in plain.values() if wanted and (wanted in text or text in wanted)]
     found = close or sorted(within, key=len)[:1]

@@ -39,7 +39,7 @@ def is_prediction(adata: AnnData) -> bool:
 
 def known_scale(scale: str) -> Scale:
     """The scale itself, refused by name when this package does not know it."""
-    if scale not in SCALES:
+    if not isinstance(scale, str) or scale not in SCALES:
         msg = f"scale = {scale!r} is not known. {nearest(scale, SCALES)}"
         raise ScaleError(msg)
     return cast("Scale", scale)

@@ -39,6 +39,8 @@ def read_features(adata: AnnData, key: str, columns: Columns) -> dict[str, tuple
     LabelError
         When cells of one perturbation have different rows.
     """
+    if not isinstance(key, str):
+        raise ConfigError("embedding_key", key, rule="must be the name of a table in uns or obsm")
     if key in adata.uns:
         table = _rows_of_table(adata.uns[key], key)
     elif key in adata.obsm:

@@ -41,7 +41,7 @@ class Column:
 
 def column_of(obs: pd.DataFrame, key: str) -> "pd.Series[Any]":
     """One column of ``obs``, refused by name where it is absent or there twice."""
-    if key not in obs.columns:
+    if not isinstance(key, str) or key not in obs.columns:
         raise UnknownKeyError("adata.obs", key, known=[str(name) for name in obs.columns])
     column = obs[key]
     if isinstance(column, pd.DataFrame):

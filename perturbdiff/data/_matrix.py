@@ -232,6 +232,8 @@ def row_sums(matrix: sp.csr_array) -> Float[np.ndarray, " cells"]:
 
 
 def _stored(adata: AnnData, layer: str | None) -> Any:
+    if layer is not None and not isinstance(layer, str):
+        raise ConfigError("layer", layer, rule="must be the name of a layer, or None for X")
     if layer is not None and layer not in adata.layers:
         raise UnknownKeyError("adata.layers", layer, known=list(adata.layers))
     values: Any = adata.X if layer is None else adata.layers[layer]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 from anndata import AnnData
@@ -181,13 +182,15 @@ def _contexts(
         raise LabelError(msg)
     if asked is None:
         return there
-    asked = [asked] if isinstance(asked, Mapping) else list(asked)
+    several: list[Any] = [asked]
+    if isinstance(asked, Iterable) and not isinstance(asked, Mapping):
+        several = list(asked)
     key = registry.covariate_keys[0] if registry.covariate_keys else "cell_type"
     form = f"contexts must be mappings such as {{{key!r}: ...}}, or None for all"
-    if not asked:
+    if not several:
         raise ConfigError("contexts", asked, rule=form)
     found: dict[tuple[str, ...], None] = {}
-    for levels in asked:
+    for levels in several:
         if not isinstance(levels, Mapping) or (registry.covariate_keys and not levels):
             raise ConfigError("contexts", asked, rule=form)
         for key in levels:

@@ -157,9 +157,7 @@ class Registry:
             When the scale is not declared, or the numbers are not on it.
         """
         genes = gene_names(adata)
-        if separator is not None and not (isinstance(separator, str) and separator):
-            rule = "must be text of one character or more, or None where there are no combinations"
-            raise ConfigError("separator", separator, rule=rule)
+        check_separator(separator)
         check_roles(
             perturbation_key=perturbation_key,
             covariate_keys=covariate_keys,
@@ -342,7 +340,8 @@ class Registry:
 
 def check_roles(*, covariate_keys: Sequence[str], **roles: str | None) -> None:
     """Refuse two roles for one column, before anything is read."""
-    if covariate_keys is None or isinstance(covariate_keys, str):
+    several = isinstance(covariate_keys, Iterable) and not isinstance(covariate_keys, str)
+    if not several or not all(isinstance(key, str) for key in covariate_keys):
         rule = "must be a list of columns, which may be empty"
         raise ConfigError("covariate_keys", covariate_keys, rule=rule)
     if not isinstance(roles["perturbation_key"], str):
@@ -350,6 +349,9 @@ def check_roles(*, covariate_keys: Sequence[str], **roles: str | None) -> None:
         raise ConfigError("perturbation_key", roles["perturbation_key"], rule=rule)
     taken: dict[str, str] = {}
     named = [(role, key) for role, key in roles.items() if key is not None]
+    for role, key in named:
+        if not isinstance(key, str):
+            raise ConfigError(role, key, rule="must be the name of a column, or None for none")
     for role, key in [*named, *(("covariate_keys", key) for key in covariate_keys)]:
         if key in taken:
             rule = f"obs[{key!r}] is already the {taken[key]}; a column has one role"
@@ -357,6 +359,13 @@ def check_roles(*, covariate_keys: Sequence[str], **roles: str | None) -> None:
                 rule = f"obs[{key!r}] is named twice"
             raise ConfigError(role, key, rule=rule)
         taken[key] = role
+
+
+def check_separator(separator: object) -> None:
+    """Refuse what cannot stand between the members of a combination."""
+    if separator is not None and not (isinstance(separator, str) and separator):
+        rule = "must be text of one character or more, or None where there are no combinations"
+        raise ConfigError("separator", separator, rule=rule)
 
 
 def control_labels(control: object, key: str) -> tuple[str, ...]:

@@ -118,6 +118,8 @@ def table_under(pred: AnnData, key: str, *, columns: Collection[str], writer: st
         When there is something else.
     """
     require_anndata(pred, name="pred")
+    if not isinstance(key, str):
+        raise ConfigError("key", key, rule="must be text, the name of a table in uns")
     fitting = {
         name: entry
         for name, entry in pred.uns.items()

@@ -1,6 +1,6 @@
 """Scores of a model beside those of the baselines and the replicate ceiling."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,7 +98,8 @@ def _metrics(table: pd.DataFrame, metrics: Sequence[str] | None) -> list[str]:
     if metrics is None:
         asked: list[str] = [name for name in SHOWN if name in known and table[name].notna().any()]
     else:
-        asked = [metrics] if isinstance(metrics, str) else list(metrics)
+        several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
+        asked = list(metrics) if several else [str(metrics)]
     if not asked:
         rule = f"must name a score that is defined, of {', '.join(known)}"
         raise ConfigError("metrics", metrics, rule=rule)

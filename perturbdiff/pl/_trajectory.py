@@ -124,9 +124,9 @@ def _n_labels(table: pd.DataFrame) -> int:
 
 def _along(genes: Sequence[str], there: Sequence[str]) -> tuple[str, str]:
     """Two columns to draw along."""
-    if not genes:
+    if isinstance(genes, Sequence) and not genes:
         return _AXES
-    if isinstance(genes, str) or len(genes) != 2:
+    if isinstance(genes, str) or not isinstance(genes, Sequence) or len(genes) != 2:
         rule = "must be two genes, one for each axis, or none for principal axes"
         raise ConfigError("genes", genes, rule=rule)
     for name in genes:

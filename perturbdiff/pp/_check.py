@@ -17,7 +17,7 @@ from perturbdiff.config._checks import whole_number
 from perturbdiff.data._conditions import Columns
 from perturbdiff.data._features import read_features
 from perturbdiff.data._matrix import gene_names, require_anndata
-from perturbdiff.data._registry import check_roles, control_labels
+from perturbdiff.data._registry import check_roles, check_separator, control_labels
 from perturbdiff.pp._check_conditions import condition_findings
 from perturbdiff.pp._check_expression import expression_findings
 from perturbdiff.pp._check_labels import label_findings
@@ -78,6 +78,7 @@ def check(  # noqa: PLR0913 - the columns of from_anndata
         "time_key": time_key,
     }
     check_roles(covariate_keys=covariate_keys, **roles)
+    check_separator(separator)
     columns = Columns(
         perturbation_key=perturbation_key,
         control=control_labels(control, perturbation_key),

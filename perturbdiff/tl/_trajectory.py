@@ -3,7 +3,7 @@
 G genes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -171,14 +171,16 @@ def _maker(pred: AnnData, model: "Predictor") -> SetDiffusion:
     return model
 
 
-def _columns(genes: Sequence[str], registry: Registry) -> dict[str, int]:
+def _columns(genes: object, registry: Registry) -> dict[str, int]:
     """Place of each gene that is asked for."""
     place = {name: number for number, name in enumerate(registry.genes)}
-    asked = [genes] if isinstance(genes, str) else list(genes)
+    if not isinstance(genes, Iterable):
+        raise ConfigError("genes", genes, rule="must be names of genes, one or a list of them")
+    asked = [genes] if isinstance(genes, str) else [str(name) for name in genes]
     for name in asked:
         if name not in place:
             where = "The prediction"
-            raise UnknownKeyError(where, str(name), known=registry.genes)
+            raise UnknownKeyError(where, name, known=registry.genes)
         if name in VALUES:
             raise ConfigError("genes", name, rule="has the name of a column of the table")
     return {name: place[name] for name in asked}

@@ -268,6 +268,52 @@ CASES = {
         "ptd.tl.uncertainty(pred, model, reference=adata, level=np.array([0.9]))",
         "must be a number",
     ),
+    "contexts as a number": (
+        "model.predict(adata, **ask, contexts=3)",
+        "contexts = 3: contexts must be mappings such as {'cell_type': ...}",
+    ),
+    "a table under a list": ("ptd.tl.summarise_scores(pred, key=['score'])", "must be text"),
+    "covariates as a number": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'covariate_keys': 3}))",
+        "covariate_keys = 3: must be a list of columns",
+    ),
+    "columns of library sizes": (
+        "ptd.MeanShift.from_anndata(adata, **columns, library_size_key=['a'])",
+        "library_size_key = ['a']: must be the name of a column",
+    ),
+    "a column that is no text": (
+        "ptd.pp.normalize(adata, library_size_key=3)",
+        "adata.obs has no 3. Known: 'condition', 'cell_type'.",
+    ),
+    "columns to normalise by": (
+        "ptd.pp.normalize(adata, library_size_key=['a'])",
+        "adata.obs has no ['a']",
+    ),
+    "a layer as a list": ("ptd.pp.normalize(adata, layer=['raw'])", "layer = ['raw']: must be"),
+    "a scale as a number": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'scale': 3}))",
+        "scale = 3 is not known",
+    ),
+    "several scales": (
+        "ptd.MeanShift.from_anndata(adata, **(columns | {'scale': np.array(['counts', 'x'])}))",
+        "is not known",
+    ),
+    "features under a list": (
+        "ptd.MeanShift.from_anndata(adata, **columns, embedding_key=['a'])",
+        "embedding_key = ['a']: must be the name of a table",
+    ),
+    "a separator as a number": (
+        "ptd.pp.check(adata, perturbation_key='condition', control='ctrl', separator=3)",
+        "separator = 3: must be text of one character or more",
+    ),
+    "metrics as a number": (
+        "ptd.pl.scores(ptd.tl.score(pred, reference=adata, copy=True), metrics=3)",
+        "The table of scores has no '3'",
+    ),
+    "genes of a trajectory as a number": (
+        "ptd.pl.trajectory(walked, genes=3)",
+        "genes = 3: must be two genes",
+    ),
     "symbols as a number": (
         "ptd.pl.response(pred, reference=adata, gene_symbols=3)",
         "gene_symbols = 3: must be the name of a column of var",
@@ -330,6 +376,7 @@ SCRIPT = """
 import json, sys
 import anndata
 import numpy as np
+import pandas as pd
 import perturbdiff as ptd
 adata = anndata.read_h5ad(sys.argv[1])
 columns = dict(perturbation_key="condition", control="ctrl", covariate_keys=["cell_type"],
@@ -340,6 +387,9 @@ empty.X = empty.X * 0
 fresh, causal = ptd.SetDiffusion(model.registry), ptd.CausalBaseline(model.registry)
 ask = dict(perturbations=["A"])
 pred = model.predict(adata, **ask, n_cells=8)
+walked = pred.copy()
+steps = ["cell", "stage", "step", "sigma", "axis_1", "axis_2"]
+walked.uns["trajectory"] = pd.DataFrame({name: [0.0] for name in steps}).assign(cell="a", type="b")
 said = {}
 for name, code in json.loads(sys.stdin.read()).items():
     try:

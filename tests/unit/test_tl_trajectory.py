@@ -1,5 +1,7 @@
 """Cells on their way: they end where the prediction ends, and following them changes nothing."""
 
+from inspect import unwrap
+
 import anndata
 import numpy as np
 import pandas as pd
@@ -137,6 +139,8 @@ def test_what_cannot_be_followed_is_refused_in_words(pred, small_model, simulate
     for changes, kind, message in wrong:
         with pytest.raises(kind, match=message):
             followed(pred, small_model, simulated_cells, **changes)
+    with pytest.raises(ConfigError, match="genes = 3: must be names of genes"):
+        unwrap(ptd.tl.trajectory)(pred, small_model, reference=simulated_cells, genes=3)
     with pytest.raises(ConfigError, match=r"opened with perturbdiff\.load"):
         followed(pred, "bundle", simulated_cells)
     simple = ptd.MeanShift.from_anndata(
