@@ -163,6 +163,11 @@ class ConditionLoad:
         """All of them."""
         return self.plain + self.course
 
+    def candidates(self, config: SampleConfig, request: Request) -> float:
+        """Trajectories of a set."""
+        n_sets = -(-request.cells // config.set_size)
+        return self.course.evaluations / (n_sets * LatentCourse.calls_of(config))
+
 
 def condition_loads(
     fitted: Fitted, rules: Rules, config: SampleConfig, *, n_cells: int
@@ -262,7 +267,9 @@ def quote_with(
     rest = rest_cost(model, file, settings=quick, missing_genes=missing_genes)
     asked = [
         _short(fitted, rules, replace(config, n_steps=steps), n_cells=n_cells)
-        for n_cells in short_sizes(rules.bounds, size, request.cells)
+        for n_cells in short_sizes(
+            rules.bounds, size, request.cells, candidates=loads[1].candidates(config, request)
+        )
         for steps in _STEPS
     ]
     obeying = obeying_cost(

@@ -133,16 +133,16 @@ def written_quote(
     cost = DecoderCost(model.fitted, task, config)
     if rules is None:
         return _quoted(cost, writing, writing.plain(), rest=rest, how=[_told(cost)])
+    turns = draws_of(wish.ways) or 1
     quick = settings | {"decode": DecodeConfig(set_size=config.set_size, draft_length=0)}
     asked = [
         ShortRun(n_cells=n_cells, settings=quick, pilot_calls=0)
-        for n_cells in short_sizes(rules.bounds, config.set_size, request.cells)
+        for n_cells in short_sizes(rules.bounds, config.set_size, request.cells, candidates=turns)
     ]
     obeying = obeying_cost(
         model, file, wish=wish, asked=asked, rest=rest, missing_genes=missing_genes,
         shorten=_silenced,
     )  # fmt: skip
-    turns = draws_of(wish.ways) or 1
     least, most = (
         _quoted(
             cost, writing, found, how=[_told(cost), _told_again(rules, turns)],

@@ -92,7 +92,7 @@ def _add_routes(app: FastAPI, post: Post, board: Board, *, about: Mapping[str, A
     }
     for path, endpoint, body, words, responses in (
         ("/predict", predict, PredictRequest, "Cells of perturbations in contexts.", answers),
-        ("/quote", quote, PredictRequest, "Seconds and memory of a prediction; nothing runs.", {}),
+        ("/quote", quote, PredictRequest, "What a prediction would take; it is not run.", {}),
         ("/rank", rank, RankRequest, "Perturbations by how well cells meet a wish.", {}),
     ):
         app.add_api_route(

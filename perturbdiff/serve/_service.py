@@ -248,7 +248,12 @@ class Service:
         quote = self._quote(size)
         if job.route == "quote":
             content = {**quote, "waiting_s": self.backlog_s, "shares_steps": shared}
-            self._say(Reply(uid=job.uid, body=dumps(content | self._cost(job, size))))
+            told = partial(self._told, job, size, content)
+            if self.has_cost_model and {"constraints", "decoding"} & request.options.keys():
+                desk, _ = self._whole["small"]  # short predictions, where the like was not quoted
+                desk.put(job.uid, told, then=self._say, kind="quote")
+            else:
+                self._say(told())
             return
         waiting = self.backlog_s
         if waiting > 0 and waiting + quote["seconds"] > self.config.max_wait_s:
@@ -285,6 +290,9 @@ class Service:
         """Seconds and memory of a request."""
         return dict(self.pace.quote(size))
 
+    def _told(self, job: Job, size: Size, content: dict[str, Any]) -> Reply:
+        return Reply(uid=job.uid, body=dumps(content | self._cost(job, size)))
+
     def _cost(self, job: Job, size: Size) -> dict[str, Any]:
         """What the cost model says about the question as if nothing of it were known."""
         if not self.has_cost_model or job.reading is None:
@@ -293,8 +301,9 @@ class Service:
         wanted: dict[str, Any] = {
             "n_cells": size.n_cells, "n_conditions": size.n_conditions, "n_contexts": contexts,
         }  # fmt: skip
-        name = "sample" if isinstance(self.model, SetDiffusion) else "decode"
-        said = self.model.quote(**wanted, **{name: job.request.options.get(name)}).to_json()
+        names = ("sample", "decode", "decoding", "constraints", "enforce")
+        wanted |= {name: job.request.options[name] for name in names if name in job.request.options}
+        said = self.model.quote(**wanted).to_json()
         return {"memory_bytes": said["memory_bytes"], "afresh": said}
 
     def measure(self) -> None:

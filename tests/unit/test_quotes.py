@@ -358,6 +358,9 @@ def test_short_runs_ask_for_no_more_cells_than_were_measured(monkeypatch):
     assert short_sizes(bounds(1), 32, 40) == [256, 32]
     assert short_sizes(bounds(50), 32, 40) == [50, 32]
     assert short_sizes(bounds(20), 32, 20) == [20]
+    assert short_sizes([], 32, 40, candidates=20) == [96, 32]
+    assert short_sizes([], 32, 9, candidates=1000) == [32]
+    assert short_sizes([], 32, 500, candidates=1000) == [512, 32]
 
 
 def test_constraints_cost_more_and_are_measured_once(small_model, simulated_cells, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import perturbdiff as ptd
-from perturbdiff._errors import ConfigError
+from perturbdiff._errors import ConfigError, ConstraintError
 from perturbdiff.diffusion import Preconditioned
 from perturbdiff.model import _fitted
 from perturbdiff.serve import ServeConfig, Service
@@ -328,6 +328,36 @@ def test_the_cost_model_is_asked_where_it_has_measured(service, monkeypatch):
     _, quote = one(service, "quote")
     assert quote["afresh"] == said
     assert quote["memory_bytes"] == 5.0
+
+
+def test_the_cost_model_is_told_of_constraints(service, model, monkeypatch):
+    asked = {}
+
+    class Said:
+        def to_json(self):
+            return {"memory_bytes": 5.0, "network_calls": 7}
+
+    def quote(_, **named):
+        asked.update(named)
+        return Said()
+
+    monkeypatch.setattr(type(model), "quote", quote)
+    service.measure()
+    enforce = {"kind": "best_of", "n": 3}
+    status, said = one(service, "quote", constraints=[WISH], enforce=enforce, n_cells=33)
+    assert status == 200
+    assert said["afresh"]["network_calls"] == 7
+    assert asked["constraints"] == [ptd.AtMost("G0003", 0.5)]
+    assert asked["enforce"] == [ptd.BestOf(n=3)]
+    assert asked["n_cells"] == 33
+
+    def fails(_, **named):
+        raise ConstraintError("G0003: cannot be")
+
+    monkeypatch.setattr(type(model), "quote", fails)
+    status, said = one(service, "quote", constraints=[WISH])
+    assert status == 422
+    assert "cannot be" in said["detail"]
 
 
 # Limits
