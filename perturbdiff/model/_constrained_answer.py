@@ -219,7 +219,8 @@ class Answer:
         looked_at = [*cellwise, *searched, *pulled]
         if not looked_at:
             return None
-        genes = torch.tensor(sorted({int(g) for b in looked_at for g in b.needed}))
+        needed = {int(gene) for bound in looked_at for gene in bound.needed}
+        genes = torch.tensor(sorted(needed), dtype=torch.int64)  # none, where only sizes are judged
         course = self._course(plan, pilot, genes, pulls=bool(pulled))
         owners = range(-(-self.n_cells // self.config.set_size))
         if self.ways.search is None:

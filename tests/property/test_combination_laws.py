@@ -14,6 +14,7 @@ COLUMNS = {
 SHAPE = {"n_axes": 3, "n_response_axes": 2, "width": 8, "n_blocks": 1, "n_heads": 2}
 TRAIN = {"max_steps": 2, "check_every": 2, "n_sets": 2, "set_size": 3, "n_controls": 4}
 CONTEXTS = [{"cell_type": "T1"}]
+FEW_STEPS = ptd.SampleConfig(n_steps=2, set_size=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,6 +41,17 @@ def sibling(adata, *, train=None, n_top_genes=12, **network):
 def ask(model, adata, **settings):
     settings = {"perturbations": ["P1", "P2"], "contexts": CONTEXTS, "n_cells": 20} | settings
     return model.predict(adata, **settings)
+
+
+@pytest.mark.parametrize("way", ["best_of", "branch", "particles", "depth_first"])
+def test_a_search_may_judge_library_sizes_alone(small_model, simulated_cells, way):
+    """No gene is looked at then."""
+    pred = ask(
+        small_model, simulated_cells, sample=FEW_STEPS, enforce=way,
+        constraints=ptd.LibrarySize(at_most=1500),
+    )  # fmt: skip
+    found = pred.uns["perturbdiff"]["constraints"]
+    assert (found["reached"] < found["reached_before"]).all()
 
 
 def differing(left, right):
