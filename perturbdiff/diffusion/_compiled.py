@@ -30,7 +30,7 @@ class Compiled(Preconditioned):
 
     On a processor one compilation serves every number of sets. On a CUDA device each number of them
     is recorded as a graph and replayed, so that hundreds of small kernels are launched at once;
-    there sets are filled up to :func:`fixed_size`, so that graphs stay few. Filling changes no
+    there sets are filled up to ``fixed_size``, so that graphs stay few. Filling changes no
     answer: sets know nothing of each other. Where a gradient is asked for, nothing is compiled.
 
     Parameters

@@ -229,6 +229,7 @@ class BaselinePredictor(Predictor):
                 "n_steps": 0,
                 "nfe": 0,
                 "precision": "float32",
+                "compiled": False,
                 "guidance_scale": 1.0,
                 "constraint_violation": 0.0,
                 "support": support(question.conditions, self.fitted.conditions, self.registry),

@@ -235,6 +235,7 @@ class CausalBaseline(NetworkPredictor[CausalFitted, CausalLesson, CausalTask]):
                 "n_steps": len(self.registry.genes),
                 "nfe": found.nfe,
                 "precision": fitted.precision,
+                "compiled": False,
                 "temperature": config.temperature,
                 "top_p": config.top_p,
                 "draft_length": draft_length,
