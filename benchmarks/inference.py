@@ -22,6 +22,7 @@ from benchmarks.environment import environment
 from benchmarks.inference_batches import both, drawn_runs
 from benchmarks.inference_devices import placements
 from benchmarks.inference_models import GENES, Models
+from benchmarks.inference_obeying import obeyed
 from benchmarks.inference_quotes import process_clock, quoted
 from benchmarks.inference_report import told
 from benchmarks.inference_speed import few_steps, many_cells, precisions, screening
@@ -53,13 +54,13 @@ def _machine(run: Run) -> dict[str, Any]:
     return this_machine(run.models.device, refresh=True).to_json()
 
 
-def _quotes(run: Run) -> dict[str, Any]:
+def _on_clock(run: Run, measure: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """On the processor's clock, what is measured for quotes must be on it too."""
     known = time.perf_counter
     if run.clock == "processor":
         time.perf_counter = process_clock
     try:
-        return quoted(run.models, clock=CLOCKS[run.clock]) | {"clock": run.clock}
+        return measure(run.models, clock=CLOCKS[run.clock]) | {"clock": run.clock}
     finally:
         time.perf_counter = known
 
@@ -71,7 +72,8 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "together": lambda run: sets_together(run.models),
     "overhead": lambda run: sampling_overhead(run.models),
     "devices": lambda run: placements(run.models),
-    "quotes": _quotes,
+    "quotes": lambda run: _on_clock(run, quoted),
+    "obeying": lambda run: _on_clock(run, obeyed),
     "ways": lambda run: ways(run.models),
     "precision": lambda run: precisions(run.models, run.data),
     "steps": lambda run: few_steps(run.data),

@@ -65,7 +65,7 @@ def _diffusion(models: Models, shape: dict[str, Any], clock: Callable[[], float]
     counts = {"n_conditions": shape["n_contexts"], "n_contexts": shape["n_contexts"]}
     quote = model.quote(**asked, **counts)
     n_contexts = shape["n_contexts"]
-    found = _compared(models, model, quote, asked=asked, n_contexts=n_contexts, clock=clock)
+    found = compared(models, model, quote, asked=asked, n_contexts=n_contexts, clock=clock)
     return {**shape, **found}
 
 
@@ -75,13 +75,13 @@ def _sibling(
     model = models.sibling(500)
     asked = {"n_cells": n_cells, **plain_decoding()}
     quote = model.quote(**asked, n_conditions=n_contexts, n_contexts=n_contexts)
-    found = _compared(
+    found = compared(
         models, model, quote, asked=asked, n_contexts=n_contexts, clock=clock, repeats=1
     )
     return {"genes": 500, "n_cells": n_cells, "n_contexts": n_contexts, **found}
 
 
-def _compared(
+def compared(
     models: Models,
     model: Any,
     quote: Any,
@@ -91,6 +91,7 @@ def _compared(
     clock: Callable[[], float],
     repeats: int = REPEATS,
 ) -> dict[str, Any]:
+    """A quote, and first predictions of what it is for."""
     perturbations = models.question["perturbations"]
     took = []
     for seed in range(repeats):

@@ -4,8 +4,11 @@ import pytest
 
 from benchmarks.inference import SECTIONS
 from benchmarks.inference_batches import BATCHES, crossover, drawn_runs
+from benchmarks.inference_obeying import AT_MOST, OBEYING
 from benchmarks.inference_quotes import SHAPES, WRITTEN, summary
 from benchmarks.inference_report import TOLD, told
+from benchmarks.inference_written import in_turns
+from perturbdiff.guidance._enforcement import NAMED
 
 MADE = {
     "cpu": "made up", "n_cpus": 2, "gpu": "none", "packages": {"torch": "0"},
@@ -54,6 +57,58 @@ def test_sixty_shapes_at_least_are_quoted_and_none_twice():
     assert len(SHAPES) >= 60
     assert len({tuple(shape.items()) for shape in SHAPES}) == len(SHAPES)
     assert len(set(WRITTEN)) == len(WRITTEN)
+
+
+def test_twenty_constrained_shapes_at_least_are_quoted_and_every_way():
+    assert len(OBEYING) >= 20
+    assert len({str(shape) for shape in OBEYING}) == len(OBEYING)
+    asked = {str(enforce) for _, enforce, *_ in [*OBEYING, *AT_MOST]}
+    assert set(NAMED) <= asked
+
+
+def test_the_report_says_where_only_the_most_is_told():
+    row = {"network_calls": 10, "quoted_calls": 40}
+    summed = {
+        "shapes": 1, "median_error": 0.05, "error_95": 0.1, "within_range": 1.0,
+        "spread_of_repeats_95": 0.0, "rows": [row, row],
+    }  # fmt: skip
+    found = {
+        "set_diffusion": {**summed, "calls_met": 1.0, "quoting": 2.5}, "causal_baseline": summed,
+        "at_most": {"rows": [row], "calls_of_the_most": 0.25, "within_range": 1.0},
+        "clock": "processor",
+    }  # fmt: skip
+    text = "\n".join(TOLD["obeying"](found))
+    assert "calls were met to the call" in text
+    assert "1 predictions made 25 % of the calls" in text
+    assert "1 of 2 predictions made as many calls" in text
+    found["set_diffusion"]["calls_met"] = 0.5
+    assert "met in 50 % of" in "\n".join(TOLD["obeying"](found))
+
+
+def test_the_sibling_in_lower_precision_has_a_table():
+    took = {"float32": 2e-3, "bfloat16": 1e-3}
+    row = {"width": 96, "cells": 16, "seconds": took}
+    score = {"pearson_shift": 0.9}
+    found = {
+        "speed": [{"width": 96, "sets": 1, "set_size": 32, "seconds": took}],
+        "sibling": {
+            "calls": [row], "whole": [row], "genes": 500, "context": "B", "width": 256,
+            "train_steps": 3, "seconds": took, "lost": {"bfloat16": {"pearson_shift": 0.125}},
+            "scores": {"float32": score, "bfloat16": score},
+        },
+    }  # fmt: skip
+    text = "\n".join(TOLD["precision"](found))
+    assert "### The sibling" in text
+    assert "bfloat16 12.5 % (pearson_shift)" in text
+    assert text.count("2.00") >= 3
+
+
+def test_turns_are_taken_and_the_first_is_not_counted():
+    order = []
+    work = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    took = in_turns(work, "cpu", turns=2)
+    assert order == ["a", "b"] * 3
+    assert all(seconds >= 0 for seconds in took.values())
 
 
 def test_the_report_says_what_was_measured():
