@@ -105,8 +105,10 @@ class Int8Linear(EightBitLinear):
 
     @staticmethod
     def product(rows: Tensor, weight: Tensor) -> Shaped[Tensor, "rows outputs"]:
-        """On a CUDA device in the sizes that it knows."""
+        """On a CUDA device in the sizes that it knows; a processor leaves one input undefined."""
         if not rows.is_cuda:
+            if rows.shape[1] == 1:
+                rows, weight = _padded(rows, 1, 0), _padded(weight, 1, 0)
             return torch._int_mm(rows, weight.t())
         return filled(torch._int_mm, rows, weight)
 

@@ -46,6 +46,15 @@ def test_whole_numbers_are_multiplied_exactly():
     assert torch.equal(Int8Linear.of(linear)(x), linear(x))
 
 
+@pytest.mark.parametrize("n_inputs", [1, 2, 3])
+def test_few_inputs_are_multiplied_exactly_too(n_inputs):
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.randint(-127, 128, (n, n_inputs), generator=generator).to(torch.int8) for n in (9, 24)
+    )
+    assert torch.equal(Int8Linear.product(left, right).long(), left.long() @ right.long().T)
+
+
 def test_numbers_that_float8_holds_are_multiplied_exactly():
     """By hand: 448 in each row, powers of two and small whole numbers else."""
     linear = nn.Linear(4, 2, bias=True).requires_grad_(requires_grad=False)
