@@ -18,11 +18,12 @@ class Quote:
         Most that tensors and the answer take at once, beyond what is loaded already. A process may
         grow by half as much again, since memory that was freed is not used again to the full.
     network_calls
-        Calls of the network.
+        Calls of the network; the most where a search may end early, which ``how`` then says.
     work
         Operations and bytes of these calls.
     phases
-        Seconds of each part; they add up to ``seconds``.
+        Seconds of each part; they add up to ``seconds``. Under constraints one of them,
+        ``"constraints"``, is everything from the pilot of a condition to its report.
     bound
         What limits the calls of the network: ``"products"``, ``"memory"`` or ``"overhead"``.
     share_of_limit

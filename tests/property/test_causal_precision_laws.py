@@ -5,17 +5,33 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch.nn import functional
 
 import perturbdiff as ptd
 from perturbdiff._batch import Context
 from perturbdiff._errors import ConfigError
 from perturbdiff._random import cell_keys, gene_lanes
-from perturbdiff.autoregressive import DrawnOrder, GeneOrder, Guessing, Speculative
+from perturbdiff.autoregressive import (
+    DrawnOrder,
+    Engine,
+    GeneOrder,
+    Guessing,
+    KnownOrder,
+    Speculative,
+    decode,
+)
 from perturbdiff.model import _causal_fitted, _fitted
 from perturbdiff.model._quote_causal import DecoderCost, _task
 from perturbdiff.model._quote_points import decoder_shape
-from perturbdiff.nn import CausalDecoder, DraftDecoder, GeneInputs, _causal_block
+from perturbdiff.nn import (
+    CausalDecoder,
+    DraftDecoder,
+    GeneInputs,
+    KeyValueCache,
+    _causal_block,
+)
 from perturbdiff.nn._causal_block import looked_back
 
 LOWER = ("bfloat16", "int8")
@@ -185,6 +201,24 @@ def test_sums_over_what_was_said_are_exact(precision):
         guessing=Guessing(length=2),
     )  # fmt: skip
     assert guessing.begin(cells.cache, cells.keys).hidden.dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", LOWER)
+def test_prefill_and_decode_may_run_in_two_pools(precision):
+    """What travels is half as large, and cells in slots of an engine are what they are alone."""
+    network = decoder().lowered(precision)
+    made = KnownOrder(network, GeneOrder.random([f"G{number}" for number in range(G)], 3), LANES)
+    keys = cell_keys(1, "A", 0, n_cells=B)
+    alone = decode(made, network.prefill(*inputs()), keys)[0]
+    sent = network.prefill(*inputs(), room=False)
+    arrived = KeyValueCache.from_state(load_tensors(save_tensors(sent.state())))
+    assert arrived.keys.dtype == torch.bfloat16
+    engine = Engine(made, n_slots=3, n_prefix=R + 1)
+    engine.submit(arrived, keys)
+    found = {}
+    while not engine.idle:
+        found |= {one.cell: one.bins for one in engine.step()}
+    assert torch.equal(torch.stack([found[cell] for cell in range(B)]), alone)
 
 
 @pytest.mark.parametrize(("precision", "most"), [("bfloat16", 0.01), ("int8", 0.01)])
