@@ -148,8 +148,8 @@ class TrainConfig(Settings):
     distribution_weight
         Weight of the energy distance between the denoised and the clean set.
     drop_condition, drop_partner, drop_identity
-        Share of sets that are trained without condition, without partners, without the identity of
-        the perturbation and the covariates.
+        Share of sets, below 1, that are trained without condition, without partners, without the
+        identity of the perturbation and the covariates. Guidance needs some without condition.
     shift_noise
         Noise on the direction of the effect prior, which is never quite right at test time.
     """
@@ -179,7 +179,13 @@ class TrainConfig(Settings):
             n_controls=1, learning_rate=0, weight_decay=0, warmup_steps=0, distribution_weight=0,
             shift_noise=0,
         )  # fmt: skip
-        _share(self, "ema_decay", "drop_condition", "drop_partner", "drop_identity")
+        drops = ("drop_condition", "drop_partner", "drop_identity")
+        _share(self, "ema_decay", *drops)
+        for name in drops:
+            if (value := getattr(self, name)) == 1:
+                field = f"train.{name}"
+                rule = "must be below 1: predictions tell the network what it would never have seen"
+                raise ConfigError(field, value, rule=rule)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,7 +212,13 @@ def respond_with(
     Returns
     -------
     Cells and report; the report is empty where nothing was asked.
+
+    Raises
+    ------
+    ConfigError
+        When guidance is asked of a network that was not trained for it.
     """
+    fitted.check(config)
     if wish.constraints:
         return respond_constrained(fitted, asked, wish, n_cells=n_cells, config=config, seed=seed)
     wish.refuse_ways_alone()

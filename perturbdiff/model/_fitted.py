@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from perturbdiff._errors import ConfigError
 from perturbdiff._random import gene_lanes
 from perturbdiff._typing import PrecisionName
 from perturbdiff.config import DecodeConfig, NetworkConfig, SampleConfig
@@ -277,6 +278,22 @@ class Fitted(Responding):
         denoiser = Preconditioned(network.lowered(precision), self.denoiser.sigma_data).eval()
         denoiser = Compiled(denoiser).eval() if self.compiled else denoiser
         return replace(self, denoiser=denoiser, precision=precision)
+
+    def check(self, config: SampleConfig) -> None:
+        """Refuse guidance by a null condition that is as it was before training.
+
+        Raises
+        ------
+        ConfigError
+            When no set was trained without its condition.
+        """
+        network: SetDenoiser = self.denoiser.network  # type: ignore[assignment]
+        if config.guidance_scale != 1 and not bool(network.conditioning.null.any()):
+            rule = (
+                "must be 1 for this model: no set was trained without its condition, which is what "
+                "guidance starts from. Fit with train.drop_condition above 0"
+            )
+            raise ConfigError("sample.guidance_scale", config.guidance_scale, rule=rule)
 
     @property
     def compiled(self) -> bool:

@@ -122,7 +122,13 @@ def begin(
     Returns
     -------
     One part a condition.
+
+    Raises
+    ------
+    ConfigError
+        When guidance is asked of a network that was not trained for it.
     """
+    fitted.check(config)
     least = -(-max(_fitted.PILOT_CELLS, n_cells) // config.set_size) * config.set_size
     parts = []
     asked = zip(reading.conditions, reading.controls, reading.targets, strict=True)

@@ -3,6 +3,7 @@
 import pytest
 
 import perturbdiff as ptd
+from perturbdiff._errors import ConfigError
 from perturbdiff.model import _causal_fitted, _fitted
 
 COLUMNS = {
@@ -41,6 +42,24 @@ def sibling(adata, *, train=None, n_top_genes=12, **network):
 def ask(model, adata, **settings):
     settings = {"perturbations": ["P1", "P2"], "contexts": CONTEXTS, "n_cells": 20} | settings
     return model.predict(adata, **settings)
+
+
+@pytest.mark.parametrize("scale", [0.0, 3.0])
+def test_guidance_wants_a_null_condition_that_was_trained(simulated_cells, small_fit, scale):
+    train = ptd.TrainConfig(**TRAIN, drop_condition=0.0)
+    model = small_fit(simulated_cells, train=train)
+    sample = ptd.SampleConfig(n_steps=2, set_size=5, guidance_scale=scale)
+    for constraints in ((), ptd.AtLeast(model.registry.genes[0], 0.1)):
+        with pytest.raises(ConfigError, match=r"guidance_scale = .*train\.drop_condition above 0"):
+            ask(model, simulated_cells, sample=sample, constraints=constraints)
+    assert ask(model, simulated_cells, sample=FEW_STEPS).n_obs == 40
+
+
+@pytest.mark.parametrize("name", ["drop_condition", "drop_partner", "drop_identity"])
+def test_what_predictions_tell_the_network_is_not_always_dropped(name):
+    assert getattr(ptd.TrainConfig(**{name: 0.99}), name) == 0.99
+    with pytest.raises(ConfigError, match=rf"train\.{name} = 1.*: must be below 1"):
+        ptd.TrainConfig(**{name: 1.0})
 
 
 @pytest.mark.parametrize("way", ["best_of", "branch", "particles", "depth_first"])
