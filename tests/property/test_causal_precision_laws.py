@@ -33,6 +33,7 @@ from perturbdiff.nn import (
     _causal_block,
 )
 from perturbdiff.nn._causal_block import looked_back
+from perturbdiff.profiling import Probe, watching
 
 LOWER = ("bfloat16", "int8")
 COLUMNS = {
@@ -341,6 +342,19 @@ def test_other_precisions_are_refused(model, lower):
     with pytest.raises(ConfigError, match="begin with the one in float32"):
         lower.in_precision("bfloat16")
     assert model.in_precision("float32").checksum == model.checksum
+
+
+def test_a_probe_counts_half_the_bytes_of_the_cache(lower, model, simulated_cells):
+    found = []
+    for one in (model, lower):
+        points, probe = one.probe_points(), Probe()
+        assert points.dtype == one.fitted.precision
+        with watching(probe, points.stages), probe.counts(points.weights):
+            probe.run(lambda one=one: cells(one, simulated_cells, n_cells=6, decode=PLAIN))
+        found.append(probe.phases["decode steps"].work)
+    assert found[0].cache_bytes == pytest.approx(2 * found[1].cache_bytes, rel=0.01)
+    assert found[0].operations == pytest.approx(found[1].operations, rel=0.01)
+    assert found[0].weight_bytes > found[1].weight_bytes
 
 
 def test_a_quote_knows_the_bytes_of_the_cache(lower, model, simulated_cells):
