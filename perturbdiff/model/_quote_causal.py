@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from anndata import AnnData
 
-from perturbdiff.autoregressive import Speculative
+from perturbdiff.autoregressive import Sampling, Speculative
 from perturbdiff.config import DecodeConfig
 from perturbdiff.model._causal_fitted import CausalFitted, CountTask
 from perturbdiff.model._quote_points import decoder_shape, precision_of
@@ -70,6 +70,12 @@ class DecoderCost:
         if self.decoding.ends_on_time:
             return float(self.n_genes)
         return expected_largest(self.calls_each, n_cells)
+
+    @property
+    def drawn_as_expected(self) -> bool:
+        """Whether genes are drawn as the model is trained: as often as the prior expects them."""
+        known = self.decoding.ends_on_time or isinstance(self.decoding, Speculative)
+        return not known and self.decoding.sampling == Sampling()
 
     @property
     def spread(self) -> float:
@@ -191,14 +197,15 @@ class DecoderCost:
         if self.decoding.ends_on_time:
             return [float(self.n_genes)]
         cells = self.cells(_WATCHED)
-        if not isinstance(self.decoding, Speculative):
+        if self.drawn_as_expected:
             present = self.fitted.decoder.log_present(cells.cache.genes).exp().sum(1)
             return [1.0 + value for value in present.tolist()]
-        wanted = min(_FIRST_GENES, self.n_genes)
+        drawn = not isinstance(self.decoding, Speculative)
+        wanted = self.n_genes if drawn else min(_FIRST_GENES, self.n_genes)
         n_calls, took, reach = 0, torch.zeros(_WATCHED), 0
-        while bool((cells.position < wanted).any()):
+        while bool((going := ~cells.done & (cells.position < wanted)).any()):
             reach = min(reach + self.decoding.stride, self.n_genes)
-            took += (cells.position < wanted).cpu()
+            took += going.cpu()
             self.decoding.advance(cells, reach=reach)
             n_calls += 1
         times = self.n_genes / wanted  # means grow with the genes, spreads with their root

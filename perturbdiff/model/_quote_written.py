@@ -227,9 +227,12 @@ def _told(cost: DecoderCost) -> str:
             "looser than that of a diffusion model, whose number of calls is known."
         )
     else:
+        stands = "the effect prior's expectation stands"
+        if not cost.drawn_as_expected:
+            stands = "some cells drawn at this temperature and top_p stand"
         why = (
             "A cell is done when none of its genes is left but zeros: the number of calls is that "
-            "of the genes that are there in the fullest cell of a batch, which only the effect "
-            "prior's expectation stands for; so the quote is looser than that of a diffusion model."
+            f"of the genes that are there in the fullest cell of a batch, for which only {stands}; "
+            "so the quote is looser than that of a diffusion model."
         )
     return f"{why} Seconds of a call from calls timed on this machine; the rest from short runs."

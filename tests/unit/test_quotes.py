@@ -178,6 +178,14 @@ def test_drawn_genes_are_expected_by_the_prior(simulated_cells):
     assert 1 <= quote.network_calls <= len(model.registry.genes) + 2
 
 
+def test_genes_that_are_drawn_narrowly_are_counted_on_some_cells(simulated_cells):
+    model, few = sibling(simulated_cells, "descending"), ptd.DecodeConfig(top_p=0.3)
+    quote = model.quote(simulated_cells, n_cells=4, decode=few)
+    pred = model.predict(simulated_cells, **ASKED, n_cells=4, decode=few)
+    assert "drawn at this temperature" in quote.how
+    assert quote.network_calls == pytest.approx(pred.uns["perturbdiff"]["nfe"], abs=2)
+
+
 def test_operations_of_written_cells(written, simulated_cells):
     plain = ptd.DecodeConfig(draft_length=0, set_size=6)
     quote = written.quote(simulated_cells, n_cells=6, decode=plain)
