@@ -78,6 +78,7 @@ def _written(found: Mapping[str, Any]) -> list[str]:
     header = ["what", "width", "cells", *(f"{name}, ms" for name in names)]
     header += [f"{name}, times faster" for name in names[1:]]
     taken = ", ".join(f"{name} {s:.1f} s" for name, s in found.get("seconds", {}).items())
+    ratios = [row["seconds"]["bfloat16"] / row["seconds"]["int8"] for row in found["whole"]]
     return [
         "",
         "### The sibling",
@@ -88,6 +89,9 @@ def _written(found: Mapping[str, Any]) -> list[str]:
         "float32.",
         "",
         markdown(header, rows, digits=2),
+        "",
+        f"In whole predictions int8 was {min(ratios):.2f} to {max(ratios):.2f} times as fast as "
+        "bfloat16.",
         *_scores(found),
         *(["", f"These cells, with guesses ahead, took {taken}, in turns."] if taken else []),
     ]

@@ -86,7 +86,7 @@ def test_the_report_says_where_only_the_most_is_told():
 
 
 def test_the_sibling_in_lower_precision_has_a_table():
-    took = {"float32": 2e-3, "bfloat16": 1e-3}
+    took = {"float32": 2e-3, "bfloat16": 1e-3, "int8": 0.8e-3}
     row = {"width": 96, "cells": 16, "seconds": took}
     score = {"pearson_shift": 0.9}
     found = {
@@ -101,6 +101,7 @@ def test_the_sibling_in_lower_precision_has_a_table():
     assert "### The sibling" in text
     assert "bfloat16 12.5 % (pearson_shift)" in text
     assert text.count("2.00") >= 3
+    assert "1.25 to 1.25 times as fast as bfloat16" in text
 
 
 def test_turns_are_taken_and_the_first_is_not_counted():
