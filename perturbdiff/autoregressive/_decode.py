@@ -193,7 +193,8 @@ class DrawnOrder(Decoding):
         drawn = self.sampling.choose_named(logits, noise)[:, None]
         on = ~cells.done & (drawn[:, 0] < n_genes)
         gene = drawn.clamp_max(n_genes - 1)
-        logits = possible_bins(self.network.bin_logits(hidden, gene, cache), cells.said_bin)
+        logits = self.network.bin_logits(hidden, gene, cache)
+        logits = possible_bins(logits, cells.said_bin, impossible=-torch.inf)
         said = self.sampling.choose(logits, cells.uniform[:, 0].gather(1, gene))
         old, where = cells.bins.gather(1, gene), on[:, None]
         cells.bins.scatter_(1, gene, torch.where(where, said, old))

@@ -145,11 +145,18 @@ class GeneOrder:
 
 
 def possible_bins(
-    logits: Float[Tensor, "cells positions bins"], said_bin: Int[Tensor, "cells positions"]
+    logits: Float[Tensor, "cells positions bins"],
+    said_bin: Int[Tensor, "cells positions"],
+    *,
+    impossible: float = _IMPOSSIBLE,
 ) -> Float[Tensor, "cells positions bins"]:
-    """Logits where a gene that is drawn is not zero, and no higher than the one before it."""
+    """Logits where a gene that is drawn is not zero, and no higher than the one before it.
+
+    Other bins get ``impossible``: minus infinity for a choice at any temperature, a number for a
+    loss, in which they have weight 0.
+    """
     number = torch.arange(logits.shape[-1], device=logits.device)
-    return logits.masked_fill((number == 0) | (number > said_bin[..., None]), _IMPOSSIBLE)
+    return logits.masked_fill((number == 0) | (number > said_bin[..., None]), impossible)
 
 
 def possible_genes(

@@ -42,8 +42,8 @@ class Sampling:
         self, logits: Float[Tensor, "*places choices"]
     ) -> Float[Tensor, "*places choices"]:
         """Distribution that is drawn from, in float64."""
-        if self.temperature != 1:
-            logits = logits / self.temperature
+        if self.temperature != 1:  # the largest stays 0 however cold it is
+            logits = (logits - logits.amax(-1, keepdim=True)).double() / self.temperature
         share = logits.softmax(-1, dtype=torch.float64)
         if self.top_p == 1:
             return share

@@ -219,6 +219,10 @@ class SampleConfig(Settings):
         super().__post_init__()
         _at_least(self, n_steps=1, set_size=1, guidance_scale=0, sigma_min=1e-6)
         _at_most(self, guidance_scale=100, sigma_max=1e6)
+        if not self.rho > 0:
+            raise ConfigError(
+                "sample.rho", self.rho, rule="must be above 0; 1 spaces levels evenly"
+            )
         if not 0 < self.sigma_min < self.sigma_max:
             rule = f"must be above 0 and below sigma_max = {self.sigma_max}"
             raise ConfigError("sample.sigma_min", self.sigma_min, rule=rule)

@@ -1,6 +1,6 @@
 """Schedules: decreasing tensors of noise levels that end in 0."""
 
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from jaxtyping import Float
@@ -49,6 +49,13 @@ def karras_schedule(
     if not (isfinite(rho) and rho > 0):
         raise ConfigError("rho", rho, rule="must be finite and above 0")
     position = torch.linspace(0, 1, n_steps, dtype=torch.float64)
-    first, last = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
+    try:
+        first, last = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
+    except OverflowError:
+        first = last = inf
     levels = (first + position * (last - first)) ** rho
-    return torch.cat([levels, levels.new_zeros(1)]).to(dtype)
+    schedule = torch.cat([levels, levels.new_zeros(1)]).to(dtype)
+    if not bool((schedule.diff() < 0).all()):
+        levels_of = f"{n_steps} levels from {sigma_max:g} to {sigma_min:g}"
+        raise ConfigError("rho", rho, rule=f"{levels_of} cannot be told apart with it; 7 is usual")
+    return schedule

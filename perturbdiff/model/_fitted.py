@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from perturbdiff._errors import ConfigError
+from perturbdiff._errors import ConfigError, ExpressionError
 from perturbdiff._random import gene_lanes
 from perturbdiff._typing import PrecisionName
 from perturbdiff.config import DecodeConfig, NetworkConfig, SampleConfig
@@ -199,7 +199,14 @@ class Responding:
     def _made_from(
         self, recipe: Recipe, latent: Tensor, *, first: int = 0, genes: slice = EVERY
     ) -> dict[str, Tensor]:
-        """What cells are made from, on some of the genes."""
+        """What cells are made from, on some of the genes.
+
+        Raises
+        ------
+        ExpressionError
+            When a latent value is not finite.
+        """
+        _require_finite(latent)
         task, controls = recipe.task, recipe.controls
         keys = task.keys(range(first, first + len(latent)), recipe.config, recipe.seed).flatten()
         rows = task.partners[first * recipe.config.set_size :][: len(keys)]
@@ -257,6 +264,16 @@ def _even(count: int, *, most: int) -> int:
     """Size of blocks that are about equal, of at most so many, and at least 1."""
     n_blocks = -(-count // max(most, 1))
     return max(-(-count // max(n_blocks, 1)), 1)
+
+
+def _require_finite(latent: Tensor) -> None:
+    """Refuse cells that are no numbers."""
+    if not bool(torch.isfinite(latent).all()):
+        msg = (
+            "The model made cells that are no finite numbers, so there is no answer. Where "
+            "training diverged, fit again with a lower train.learning_rate."
+        )
+        raise ExpressionError(msg)
 
 
 def as_drawn(counts: Tensor, library_size: Tensor) -> Drawn:

@@ -12,7 +12,6 @@ import torch
 from anndata import AnnData
 from torch import Tensor
 
-from perturbdiff._errors import ExpressionError
 from perturbdiff.config import SampleConfig
 from perturbdiff.model import SetDiffusion, _fitted
 from perturbdiff.model._fitted import Fitted, Recipe
@@ -169,7 +168,6 @@ def solve(fitted: Fitted, part: Part, shared: Memo[ResponseFactors]) -> Populati
     The population.
     """
     pilot = torch.stack([part.latent[number] for number in range(part.n_pilot)])
-    require_finite(pilot)
     pilot, plan = fitted.solve(part.recipe, pilot)
     name = part.recipe.task.condition, part.recipe.task.digest
     factors = shared.get(name)
@@ -227,21 +225,7 @@ def _weight(drawn: Draw) -> int:
 def _draw(fitted: Fitted, part: Part, sets: range) -> Draw:
     assert part.population is not None  # a block is ready only then
     latent = torch.stack([part.latent[one] for one in sets])
-    require_finite(latent)
     return fitted.draw(part.recipe, latent, part.population.plan, first=sets.start)
-
-
-def require_finite(latent: Tensor) -> None:
-    """Refuse cells that are no numbers.
-
-    Raises
-    ------
-    ExpressionError
-        When a value is not finite.
-    """
-    if not bool(torch.isfinite(latent).all()):
-        msg = "The model made cells that are no finite numbers, so there is no answer."
-        raise ExpressionError(msg)
 
 
 def assembled(reading: Reading, parts: Sequence[Part], *, nfe: int) -> AnnData:

@@ -3,7 +3,8 @@
 import pytest
 
 import perturbdiff as ptd
-from perturbdiff._errors import ConfigError
+from perturbdiff._errors import ConfigError, ExpressionError
+from perturbdiff.autoregressive import DrawnOrder
 from perturbdiff.model import _causal_fitted, _fitted
 
 COLUMNS = {
@@ -42,6 +43,36 @@ def sibling(adata, *, train=None, n_top_genes=12, **network):
 def ask(model, adata, **settings):
     settings = {"perturbations": ["P1", "P2"], "contexts": CONTEXTS, "n_cells": 20} | settings
     return model.predict(adata, **settings)
+
+
+@pytest.mark.parametrize("temperature", [1e3, 1e30])
+def test_hot_cells_that_draw_their_genes_stay_possible(simulated_cells, temperature):
+    """A gene that is said is there, so none is said twice and no cell is said longer than it is."""
+    model = sibling(simulated_cells, order="descending")
+    bins = []
+    advance = DrawnOrder.advance
+
+    def watched(way, cells, *, reach):
+        advance(way, cells, reach=reach)
+        bins.append(int((cells.bins > 0).sum(1).ne(cells.position).sum()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DrawnOrder, "advance", watched)
+        ask(model, simulated_cells, decode=ptd.DecodeConfig(temperature=temperature))
+    assert bins == [0] * len(bins)
+    assert bins
+
+
+def test_cells_that_are_no_numbers_are_refused(simulated_cells, small_fit):
+    model = small_fit(simulated_cells)
+    model.fitted.denoiser.network.out.bias.data.fill_(float("inf"))
+    with pytest.raises(ExpressionError, match=r"no finite numbers.*train\.learning_rate"):
+        ask(model, simulated_cells, sample=FEW_STEPS)
+
+
+def test_levels_that_no_number_tells_apart_are_refused():
+    with pytest.raises(ConfigError, match=r"sample\.rho = 0.*must be above 0"):
+        ptd.SampleConfig(rho=0.0)
 
 
 @pytest.mark.parametrize("scale", [0.0, 3.0])

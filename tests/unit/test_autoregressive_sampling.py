@@ -76,6 +76,16 @@ def test_greedy_takes_the_most_likely():
     assert greedy.choose_named(logits, torch.full((2, 3), 0.99)).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-39, 1e39, 1e300])
+def test_any_temperature_leaves_a_distribution(temperature):
+    """The coldest choice is the likeliest, the hottest any that is possible."""
+    logits = torch.tensor([0.5, 2.0, 1.0, -math.inf])
+    found = Sampling(temperature=temperature).probabilities(logits)
+    cold, hot = [0.0, 1, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0]
+    expected = torch.tensor(cold if temperature < 1 else hot, dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+
+
 def test_choices_that_are_masked_are_never_made():
     logits = torch.tensor([0.0, -math.inf, 0.0]).expand(N, 3)
     assert not (Sampling().choose(logits, numbers()[:, 0]) == 1).any()

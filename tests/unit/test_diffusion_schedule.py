@@ -38,6 +38,8 @@ def test_rho_2_worked_by_hand():
         ("sigma_max", 0.1),
         ("sigma_max", math.inf),
         ("rho", 0.0),
+        ("rho", 1e-3),
+        ("rho", 1e18),
     ],
 )
 def test_numbers_outside_their_range_are_refused_by_name(setting, value):
