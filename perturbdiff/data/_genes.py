@@ -47,9 +47,13 @@ def variable_genes(train: Cells, n_top_genes: int) -> tuple[str, ...]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*n_top_genes")  # noqa: TID251 - undone on leaving
         table = sc.pp.highly_variable_genes(adata, n_top_genes=n_top_genes, inplace=False)
-    chosen = table["highly_variable"].to_numpy()
+    chosen = table["highly_variable"].to_numpy(copy=True)
     if (n_chosen := int(chosen.sum())) < n_top_genes:
         logger.warning("only %d genes vary; n_top_genes = %d asks for more", n_chosen, n_top_genes)
+    elif n_chosen > n_top_genes:  # genes that are alone among their like all vary by 1: by name
+        spread = table["dispersions_norm"].to_numpy()
+        order = sorted(np.flatnonzero(chosen), key=lambda at: (-spread[at], train.genes[at]))
+        chosen[order[n_top_genes:]] = False
     return tuple(name for name, picked in zip(train.genes, chosen, strict=True) if picked)
 
 

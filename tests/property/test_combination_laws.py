@@ -108,6 +108,17 @@ def differing(left, right):
     return (left.layers["counts"] != right.layers["counts"]).nnz / left.X.size
 
 
+@pytest.mark.parametrize("n_genes", [2, 5, 8, 12])
+def test_as_many_genes_are_chosen_as_were_asked_for(simulated_cells, n_genes):
+    """Of few genes many tie; which of them are taken does not depend on where they stand."""
+    chosen = [
+        ptd.MeanShift.from_anndata(file, **COLUMNS).fit(file, n_top_genes=n_genes).registry.genes
+        for file in (simulated_cells, simulated_cells[:, ::-1].copy())
+    ]
+    assert [len(genes) for genes in chosen] == [n_genes] * 2
+    assert set(chosen[0]) == set(chosen[1])
+
+
 @pytest.mark.parametrize("n_genes", [2, 3])
 def test_a_draft_guesses_farther_than_there_are_genes(simulated_cells, n_genes):
     model = sibling(simulated_cells, n_top_genes=n_genes, draft_steps=20)
