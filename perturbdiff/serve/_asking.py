@@ -6,10 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
+from anndata import AnnData
 
+from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import ConfigError
-from perturbdiff.config import SampleConfig
+from perturbdiff.config import DecodeConfig, SampleConfig
 from perturbdiff.config._checks import settings_of
+from perturbdiff.data._library import LIBRARY_SIZE
 
 
 def written(question: Mapping[str, Any]) -> bytes:
@@ -56,6 +60,61 @@ def shared(contexts: Any, *, n_cells: Any, seed: Any, sample: Any) -> dict[str, 
         "seed": seed,
         "sample": settings(SampleConfig, "sample", sample),
     }
+
+
+def prediction(
+    perturbations: Any,
+    contexts: Any,
+    *,
+    doses: Any,
+    times: Any,
+    decode: Any,
+    constraints: Any,
+    enforce: Any,
+    **others: Any,
+) -> dict[str, Any]:
+    """What a prediction, or a quote of it, is asked with; the others as they are, or shared."""
+    plain = {name: others.pop(name) for name in ("decoding", "missing_genes")}
+    return {
+        "perturbations": several(perturbations, str),
+        **shared(contexts, **others),
+        "doses": None if doses is None else np.atleast_1d(doses),
+        "times": None if times is None else np.atleast_1d(times),
+        "decode": settings(DecodeConfig, "decode", decode),
+        **plain,
+        "constraints": constraints_of(constraints),
+        "enforce": ways_of(enforce),
+    }
+
+
+def controls_of(adata: AnnData, about: Mapping[str, Any]) -> AnnData:
+    """Control cells of a file, without what the model does not read.
+
+    Parameters
+    ----------
+    adata
+        File.
+    about
+        What the server says of its model: columns, layer, labels of control.
+    """
+    key, layer = about["perturbation_key"], about["layer"]
+    size = about["library_size_key"] or LIBRARY_SIZE
+    if key in adata.obs:
+        adata = adata[np.isin(adata.obs[key].astype(str), about["control"])]
+    columns = [name for name in (key, *about["covariates"], size) if name in adata.obs]
+    kept = AnnData(
+        X=None if layer is not None and layer in adata.layers else adata.X,
+        obs=adata.obs[columns].copy(),
+        var=adata.var.copy(),
+        layers={layer: adata.layers[layer]} if layer in adata.layers else None,
+    )
+    if adata.raw is not None:  # how many genes there were may say that some were left out
+        none = sp.csr_matrix((kept.n_obs, adata.raw.n_vars), dtype=np.float32)
+        kept.raw = AnnData(none, obs=kept.obs, var=adata.raw.var[[]].copy())
+    said = adata.uns.get(UNS_KEY)
+    if isinstance(said, Mapping):  # what the numbers are
+        kept.uns[UNS_KEY] = {name: said[name] for name in ("scale", "reading") if name in said}
+    return kept
 
 
 def constraints_of(given: Any) -> list[dict[str, Any]] | None:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 from anndata import AnnData
 from tqdm import tqdm
 
-from perturbdiff._constants import UNS_KEY
 from perturbdiff._errors import (
     BundleError,
     ConfigError,
@@ -27,14 +25,13 @@ from perturbdiff._errors import (
 )
 from perturbdiff._optional import needed
 from perturbdiff.config import DecodeConfig, SampleConfig
-from perturbdiff.data._library import LIBRARY_SIZE
 from perturbdiff.data._matrix import require_anndata
 from perturbdiff.serve._asking import (
     constraints_of,
-    settings,
+    controls_of,
+    prediction,
     several,
     shared,
-    ways_of,
     written,
 )
 from perturbdiff.serve._formats import EVENTS, H5AD, from_h5ad, to_h5ad
@@ -185,50 +182,53 @@ class Client:
         ConfigError
             When something has no form in JSON, such as a function, or ``adata`` is no AnnData.
         """
-        question: dict[str, Any] = {
-            "perturbations": several(perturbations, str),
-            **shared(contexts, n_cells=n_cells, seed=seed, sample=sample),
-            "doses": None if doses is None else np.atleast_1d(doses),
-            "times": None if times is None else np.atleast_1d(times),
-            "decode": settings(DecodeConfig, "decode", decode),
-            "decoding": decoding,
-            "missing_genes": missing_genes,
-            "constraints": constraints_of(constraints),
-            "enforce": ways_of(enforce),
-            "control_cells": self._controls(adata),
-        }
-        body = written(question)
+        question = prediction(
+            perturbations, contexts, n_cells=n_cells, seed=seed, sample=sample, doses=doses,
+            times=times, decode=decode, decoding=decoding, missing_genes=missing_genes,
+            constraints=constraints, enforce=enforce,
+        )  # fmt: skip
+        body = written({**question, "control_cells": self._controls(adata)})
         if progress:
             return from_h5ad(self._followed(body))
         return from_h5ad(self._asked("POST", "/predict", body, accept=H5AD).content)
 
-    def quote(
+    def quote(  # noqa: PLR0913 - each is something that a question may name
         self,
         *,
         perturbations: Sequence[str],
         contexts: Sequence[Mapping[str, str]] | None = None,
         n_cells: int = 256,
         seed: int = 0,
+        doses: Sequence[float] | None = None,
+        times: Sequence[float] | None = None,
         sample: SampleConfig | None = None,
+        decode: DecodeConfig | None = None,
+        decoding: str | None = None,
+        missing_genes: Literal["refuse", "infer"] = "refuse",
+        constraints: "Constraint | Sequence[Constraint]" = (),
+        enforce: "str | Way | Sequence[str | Way] | None" = None,
         adata: AnnData | None = None,
     ) -> dict[str, float]:
         """Seconds and memory that a prediction would take, and seconds of work before it.
 
         Parameters
         ----------
-        perturbations, contexts, n_cells, seed, sample, adata
+        perturbations, contexts, n_cells, seed, doses, times, sample, decode, decoding
             As in :meth:`predict`.
+        missing_genes, constraints, enforce, adata
+            Likewise.
 
         Returns
         -------
         ``seconds``, ``memory_bytes``, ``waiting_s`` and the parts of the seconds.
         """
-        question: dict[str, Any] = {
-            "perturbations": several(perturbations, str),
-            **shared(contexts, n_cells=n_cells, seed=seed, sample=sample),
-            "control_cells": self._controls(adata),
-        }
-        found: dict[str, float] = self._asked("POST", "/quote", written(question)).json()
+        question = prediction(
+            perturbations, contexts, n_cells=n_cells, seed=seed, sample=sample, doses=doses,
+            times=times, decode=decode, decoding=decoding, missing_genes=missing_genes,
+            constraints=constraints, enforce=enforce,
+        )  # fmt: skip
+        body = written({**question, "control_cells": self._controls(adata)})
+        found: dict[str, float] = self._asked("POST", "/quote", body).json()
         return found
 
     def rank(
@@ -281,28 +281,7 @@ class Client:
         if adata is None:
             return None
         require_anndata(adata)
-        about = self.about
-        key, layer, size = (
-            about["perturbation_key"],
-            about["layer"],
-            about["library_size_key"] or LIBRARY_SIZE,
-        )
-        if key in adata.obs:
-            adata = adata[np.isin(adata.obs[key].astype(str), about["control"])]
-        columns = [name for name in (key, *about["covariates"], size) if name in adata.obs]
-        kept = AnnData(
-            X=None if layer is not None and layer in adata.layers else adata.X,
-            obs=adata.obs[columns].copy(),
-            var=adata.var.copy(),
-            layers={layer: adata.layers[layer]} if layer in adata.layers else None,
-        )
-        if adata.raw is not None:  # how many genes there were may say that some were left out
-            none = sp.csr_matrix((kept.n_obs, adata.raw.n_vars), dtype=np.float32)
-            kept.raw = AnnData(none, obs=kept.obs, var=adata.raw.var[[]].copy())
-        said = adata.uns.get(UNS_KEY)
-        if isinstance(said, Mapping):  # what the numbers are
-            kept.uns[UNS_KEY] = {name: said[name] for name in ("scale", "reading") if name in said}
-        return base64.b64encode(to_h5ad(kept)).decode()
+        return base64.b64encode(to_h5ad(controls_of(adata, self.about))).decode()
 
     def _asked(
         self, method: str, path: str, body: bytes | None = None, *, accept: str = "*/*"

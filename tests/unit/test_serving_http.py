@@ -454,6 +454,18 @@ def test_the_client_asks_as_tl_predict_does(client, model, simulated_cells, want
     np.testing.assert_array_equal(obeying.X.toarray(), same.X.toarray())
 
 
+def test_the_client_quotes_what_it_would_ask(client, model, simulated_cells):
+    asked = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}], "n_cells": 40}
+    free = client.quote(**asked)
+    wish = {"constraints": ptd.AtLeast(model.registry.genes[2], 0.5, per="population")}
+    searched = client.quote(**asked, **wish, enforce=ptd.BestOf(n=8), adata=simulated_cells)
+    assert searched["seconds"] > free["seconds"]
+    with pytest.raises(GeneError, match="NOPE"):
+        client.quote(**asked, constraints=ptd.AtLeast("NOPE", 0.5))
+    with pytest.raises((ConfigError, ServerError), match="decoding"):
+        client.quote(**asked, decoding="transport")
+
+
 def test_the_client_ranks_as_tl_rank_perturbations_does(client, model, simulated_cells):
     wish = [ptd.AtLeast(model.registry.genes[0], 0.5, per="population")]
     asked = {
