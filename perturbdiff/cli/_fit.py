@@ -64,6 +64,12 @@ def fit(
     layer: Annotated[
         str | None, typer.Option(help="Layer that holds the numbers; X where left out.")
     ] = None,
+    library_size_key: Annotated[
+        str | None,
+        typer.Option(help="Column with each cell's counts over all measured genes."),
+    ] = None,
+    dose_key: Annotated[str | None, typer.Option(help="Column with the dose.")] = None,
+    time_key: Annotated[str | None, typer.Option(help="Column with the time.")] = None,
     holdout: Annotated[
         list[str] | None, typer.Option(help="What to leave out, as cell_type=NK; repeatable.")
     ] = None,
@@ -109,6 +115,9 @@ def fit(
             "data.covariate_keys": covariate_keys,
             "data.scale": scale,
             "data.layer": layer,
+            "data.library_size_key": library_size_key,
+            "data.dose_key": dose_key,
+            "data.time_key": time_key,
             "data.holdout": read_labels(holdout),
             "data.n_top_genes": n_top_genes,
             "seed": seed,

@@ -42,6 +42,20 @@ ControlWords = Annotated[
         autocompletion=data_or_sampling,
     ),
 ]
+Doses = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Dose, in the unit of the training data: every perturbation is asked at every dose. "
+        "For a model with a dose_key; repeatable."
+    ),
+]
+Times = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Time, in the unit of the training data: every perturbation is asked at every time. "
+        "For a model with a time_key; repeatable."
+    ),
+]
 _SETTING = re.compile(r"[a-z]\w*(\.\w+)*\s*=")
 
 

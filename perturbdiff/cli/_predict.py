@@ -9,8 +9,10 @@ from perturbdiff.cli._files import check_cells_out, read, read_wish, write
 from perturbdiff.cli._options import (
     AsJson,
     ControlWords,
+    Doses,
     Overrides,
     Overwrite,
+    Times,
     Verbose,
     data_and_settings,
 )
@@ -31,8 +33,8 @@ def predict(
     ] = None,
     n_cells: Annotated[int, typer.Option(help="Cells of each condition.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of all noise.")] = 0,
-    doses: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
-    times: Annotated[list[float] | None, typer.Option(help="Repeatable.")] = None,
+    doses: Doses = None,
+    times: Times = None,
     decoding: Annotated[
         str | None,
         typer.Option(help="Of a causal_baseline: raw counts as it says them, or transport."),

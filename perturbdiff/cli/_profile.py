@@ -11,8 +11,10 @@ from perturbdiff.cli._files import read
 from perturbdiff.cli._options import (
     AsJson,
     ControlWords,
+    Doses,
     Overrides,
     Overwrite,
+    Times,
     Verbose,
     data_and_settings,
 )
@@ -39,6 +41,8 @@ def profile(
         list[str] | None,
         typer.Option(help="Context as cell_type=NK,donor=1; a middling one where left out."),
     ] = None,
+    doses: Doses = None,
+    times: Times = None,
     n_cells: Annotated[
         list[int] | None, typer.Option(help="Cells of a condition; repeatable. 1 and 256.")
     ] = None,
@@ -65,11 +69,18 @@ def profile(
         from perturbdiff.profiling import compare, table, write
 
         models = _named([bundle, *(against or ())], load)
+        question, numbers = _question(
+            next(iter(models.values())),
+            adata,
+            perturbations,
+            contexts,
+            said={"doses": doses, "times": times},
+        )
         report = compare(
-            models, adata,
-            **_question(next(iter(models.values())), adata, perturbations, contexts),
-            n_cells=n_cells or (1, 256),
-            settings={name: _own(model, settings) for name, model in models.items()},
+            models, adata, **question, n_cells=n_cells or (1, 256),
+            settings={
+                name: {**_own(model, settings), **numbers} for name, model in models.items()
+            },
             repeats=repeats,
         )  # fmt: skip
         write(report, out)
@@ -112,17 +123,18 @@ def _question(
     adata: "AnnData | None",
     perturbations: list[str] | None,
     contexts: list[str] | None,
-) -> dict[str, Any]:
-    """What was asked, filled up by what the model knows."""
+    *,
+    said: Mapping[str, list[float] | None],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was asked, filled up by what the model knows, and doses and times in its units."""
     from perturbdiff.model._quote_rest import own_controls, questions
 
     file = own_controls(model) if adata is None else adata
     labels, places, named = questions(model, file, missing_genes="refuse")
-    if len(named) > 1:
-        rule = "profiles of models with doses or times are made in Python, with compare"
-        raise ConfigError("bundle", model.kind, rule=rule)
+    numbers = {name: named[name] for name in said if name in named}
+    numbers |= {name: values for name, values in said.items() if values is not None}
     asked = places[:1] if contexts is None else [read_context(text) for text in contexts]
-    return {"perturbations": perturbations or labels[:1], "contexts": asked}
+    return {"perturbations": perturbations or labels[:1], "contexts": asked}, numbers
 
 
 def _own(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

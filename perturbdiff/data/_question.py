@@ -72,7 +72,8 @@ def ask(  # noqa: PLR0913 - each is something that a question may name
         Covariate levels; a context that leaves out a covariate stands for all its levels.
         ``None`` for every context with control cells.
     doses, times
-        Numbers in the registry's units, needed where, and only where, it has such a column.
+        Numbers in the registry's units, needed where, and only where, it has such a column; every
+        perturbation is asked at every dose, which all members of a combination have, and time.
     missing_genes, new_contexts
         As in ``encode``.
 

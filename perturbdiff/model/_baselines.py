@@ -159,7 +159,7 @@ class BaselinePredictor(Predictor):
         seed
             Seed of all draws.
         doses, times
-            Where the baseline was told of such columns.
+            Where the baseline was told of such columns: every perturbation at every dose and time.
         sample
             For models that sample; a baseline does not, and refuses it.
         missing_genes

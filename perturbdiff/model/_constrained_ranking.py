@@ -10,7 +10,7 @@ from anndata import AnnData
 from perturbdiff._errors import ConfigError
 from perturbdiff.config import SampleConfig
 from perturbdiff.config._checks import settings_of, whole_number
-from perturbdiff.data import label_of
+from perturbdiff.data import Condition, Registry, label_of
 from perturbdiff.guidance import check_together
 from perturbdiff.guidance._logic import Bound
 from perturbdiff.model._constrained import Asked, Wish
@@ -32,6 +32,8 @@ def rank_by_wish(  # noqa: PLR0913 - a question, and how to ask it
     contexts: Sequence[Mapping[str, str]] | None,
     n_cells: int,
     seed: int,
+    doses: Sequence[float] | None,
+    times: Sequence[float] | None,
     sample: SampleConfig | None,
     at_once: int,
 ) -> pd.DataFrame:
@@ -48,7 +50,9 @@ def rank_by_wish(  # noqa: PLR0913 - a question, and how to ask it
         raise ConfigError("model", type(model).__name__, rule=rule)
     at_once = whole_number("at_once", at_once, least=1)
     config, fitted = settings_of(SampleConfig, "sample", sample), model.fitted
-    question = model._ask(adata, perturbations, contexts=contexts, n_cells=n_cells)
+    question = model._ask(
+        adata, perturbations, contexts=contexts, n_cells=n_cells, doses=doses, times=times
+    )
     require_counts(question.controls)
     controls = controls_by_context(
         question,
@@ -81,20 +85,29 @@ def rank_by_wish(  # noqa: PLR0913 - a question, and how to ask it
             seed=seed,
         )
         for one, (counts, size) in zip(asked, drawn, strict=True):
-            registry, condition = model.registry, one.condition
+            condition = one.condition
             dense = torch.from_numpy(counts.toarray()), torch.from_numpy(size)
-            label = label_of(condition.members, separator=registry.separator)
-            labels = dict(zip(registry.covariate_keys, condition.context, strict=True))
-            named = {registry.perturbation_key: label, **labels}
             with naming(condition):
                 found = _judged(bounds[condition.context], *dense, set_size=config.set_size)
-            rows.append(named | found)
+            rows.append(_named(model.registry, condition) | found)
     table = pd.DataFrame(rows).sort_values(
         ["satisfied_sets", "energy"], ascending=[False, True], kind="stable", ignore_index=True
     )
     table["rank"] = range(1, len(table) + 1)
     labels_first = [name for name in table.columns if name not in WISHED]
     return table[[*labels_first, *WISHED]]
+
+
+def _named(registry: Registry, condition: Condition) -> dict[str, Any]:
+    """What a condition is called: labels, and the dose of all its members and the time."""
+    label = label_of(condition.members, separator=registry.separator)
+    named: dict[str, Any] = {registry.perturbation_key: label}
+    named |= zip(registry.covariate_keys, condition.context, strict=True)
+    if registry.dose_key is not None:
+        named[registry.dose_key] = condition.doses[0]
+    if registry.time_key is not None:
+        named[registry.time_key] = condition.time
+    return named
 
 
 def _judged(

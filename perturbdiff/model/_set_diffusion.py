@@ -185,7 +185,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         seed
             Seed of all noise. A cell depends on it, its condition and its number, on nothing else.
         doses, times
-            Where the model was told of such columns.
+            Where the model was told of such columns: every perturbation at every dose and time.
         sample
             Sampler, steps, guidance.
         missing_genes
@@ -287,7 +287,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         n_cells
             Cells of each condition.
         n_conditions, n_contexts
-            Conditions in all, and the contexts that they are in.
+            Conditions in all, each dose and time counted, and the contexts that they are in.
         n_steps, guidance_scale
             In place of those of ``sample``.
         sample, missing_genes, constraints, enforce

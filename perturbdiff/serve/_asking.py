@@ -52,12 +52,16 @@ def settings(kind: type[Any], name: str, given: object) -> dict[str, Any] | None
     return None if given is None else asdict(settings_of(kind, name, given))
 
 
-def shared(contexts: Any, *, n_cells: Any, seed: Any, sample: Any) -> dict[str, Any]:
+def shared(
+    contexts: Any, *, n_cells: Any, seed: Any, doses: Any, times: Any, sample: Any
+) -> dict[str, Any]:
     """What every question may name."""
     return {
         "contexts": contexts_of(contexts),
         "n_cells": n_cells,
         "seed": seed,
+        "doses": None if doses is None else np.atleast_1d(doses),
+        "times": None if times is None else np.atleast_1d(times),
         "sample": settings(SampleConfig, "sample", sample),
     }
 
@@ -66,8 +70,6 @@ def prediction(
     perturbations: Any,
     contexts: Any,
     *,
-    doses: Any,
-    times: Any,
     decode: Any,
     constraints: Any,
     enforce: Any,
@@ -78,8 +80,6 @@ def prediction(
     return {
         "perturbations": several(perturbations, str),
         **shared(contexts, **others),
-        "doses": None if doses is None else np.atleast_1d(doses),
-        "times": None if times is None else np.atleast_1d(times),
         "decode": settings(DecodeConfig, "decode", decode),
         **plain,
         "constraints": constraints_of(constraints),

@@ -164,7 +164,7 @@ class Client:
             File with control cells of the contexts; only those are sent. ``None`` where the served
             model was saved with control cells of its own.
         perturbations, contexts, n_cells, seed, doses, times, sample, decode, decoding
-            As in :func:`~perturbdiff.tl.predict`.
+            As in :func:`~perturbdiff.tl.predict`: every perturbation at every dose and time.
         missing_genes, constraints, enforce
             Likewise; constraints must be of the declared kinds, since functions are not sent.
         progress
@@ -231,7 +231,7 @@ class Client:
         found: dict[str, float] = self._asked("POST", "/quote", body).json()
         return found
 
-    def rank(
+    def rank(  # noqa: PLR0913 - each is something that a question may name
         self,
         adata: AnnData | None,
         *,
@@ -240,6 +240,8 @@ class Client:
         contexts: Sequence[Mapping[str, str]] | None = None,
         n_cells: int = 128,
         seed: int = 0,
+        doses: Sequence[float] | None = None,
+        times: Sequence[float] | None = None,
         sample: SampleConfig | None = None,
     ) -> pd.DataFrame:
         """Perturbations by how well their predicted cells meet a wish.
@@ -248,7 +250,7 @@ class Client:
         ----------
         adata
             As in :meth:`predict`.
-        target, perturbations, contexts, n_cells, seed, sample
+        target, perturbations, contexts, n_cells, seed, doses, times, sample
             As in :func:`~perturbdiff.tl.rank_perturbations`; the wish must be of the declared
             kinds, since functions are not sent.
 
@@ -270,7 +272,7 @@ class Client:
         question: dict[str, Any] = {
             "target": wish,
             "perturbations": None if perturbations is None else several(perturbations, str),
-            **shared(contexts, n_cells=n_cells, seed=seed, sample=sample),
+            **shared(contexts, n_cells=n_cells, seed=seed, doses=doses, times=times, sample=sample),
             "control_cells": self._controls(adata),
         }
         rows = self._asked("POST", "/rank", written(question)).json()["ranking"]

@@ -87,6 +87,8 @@ class Lane:
                 contexts=request.contexts,
                 n_cells=request.n_cells,
                 seed=request.seed,
+                doses=request.doses,
+                times=request.times,
                 sample=request.sampling,
                 copy=True,
             )

@@ -52,6 +52,12 @@ class Question(_Body):
     )
     n_cells: int = Field(256, ge=1, strict=True, description="Cells of each condition.")
     seed: int = Field(0, ge=0, lt=2**63, strict=True, description="Seed of all noise.")
+    doses: list[Number] | None = Field(
+        None, max_length=_LABELS, description="Every perturbation at every dose."
+    )
+    times: list[Number] | None = Field(
+        None, max_length=_LABELS, description="Every perturbation at every time."
+    )
     sample: dict[str, Any] | None = Field(
         None, description="Settings of sampling, such as n_steps and guidance_scale."
     )
@@ -75,8 +81,6 @@ class PredictRequest(Question):
     """Cells of every perturbation in every context."""
 
     perturbations: list[Label] = Field(min_length=1, max_length=_LABELS)
-    doses: list[Number] | None = Field(None, max_length=_LABELS)
-    times: list[Number] | None = Field(None, max_length=_LABELS)
     decode: dict[str, Any] | None = Field(None, description="Of an autoregressive model.")
     decoding: Literal["raw", "transport"] | None = None
     missing_genes: Literal["refuse", "infer"] = "refuse"

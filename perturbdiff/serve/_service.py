@@ -233,7 +233,7 @@ class Service:
         ]
         return PredictRequest.model_construct(
             perturbations=labels, contexts=request.contexts, n_cells=request.n_cells,
-            control_cells=request.control_cells,
+            doses=request.doses, times=request.times, control_cells=request.control_cells,
         )  # fmt: skip
 
     def _route(self, job: Job, request: Any) -> None:

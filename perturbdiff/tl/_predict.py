@@ -54,7 +54,8 @@ def predict(  # noqa: PLR0913 - each is something that a question may name
     seed
         Seed of all noise.
     doses, times
-        Where the model was told of such columns, in their units.
+        Where the model was told of such columns, in their units: every perturbation at every dose
+        and time, the members of a combination at the same dose.
     sample
         Sampler, steps, guidance of a model that samples.
     decode, decoding

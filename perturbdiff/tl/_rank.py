@@ -38,6 +38,8 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     contexts: Sequence[Mapping[str, str]] | None = None,
     n_cells: int = 128,
     seed: int = 0,
+    doses: Sequence[float] | None = None,
+    times: Sequence[float] | None = None,
     sample: SampleConfig | None = None,
     at_once: int = 8,
     key_added: str = "perturbation_ranking",
@@ -65,6 +67,9 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
         Cells of each condition.
     seed
         Seed of all noise.
+    doses, times
+        Where the model was told of such columns, in their units: every perturbation is ranked at
+        every dose and time.
     sample
         Sampler, steps, guidance.
     at_once
@@ -77,7 +82,7 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     Returns
     -------
     The new AnnData with ``copy=True``, else None. Sets ``uns[key_added]``: one row a condition, the
-    best first, with the labels, ``rank``, ``satisfied`` (by all cells together),
+    best first, with the labels, dose and time, ``rank``, ``satisfied`` (by all cells together),
     ``satisfied_sets`` (share of sets that obey by themselves; sorted by it), ``energy`` (sum of
     mean violations in units of each constraint's spread over sets; breaks ties), ``worst``
     (constraint with most energy) and ``worst_violation`` (in its own unit).
@@ -98,7 +103,8 @@ def rank_perturbations(  # noqa: PLR0913 - each is something that a question may
     key_added = table_key(key_added, adata, usual="perturbation_ranking", name="adata")
     question: dict[str, Any] = {
         "target": target, "perturbations": perturbations, "contexts": contexts,
-        "n_cells": n_cells, "seed": seed_number(seed), "sample": sample,
+        "n_cells": n_cells, "seed": seed_number(seed), "doses": doses, "times": times,
+        "sample": sample,
     }  # fmt: skip
     if isinstance(model, _Ranking):
         table = model.rank(adata, **question)
