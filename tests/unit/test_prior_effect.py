@@ -13,6 +13,7 @@ from perturbdiff.prior import (
     PriorQuestion,
 )
 from perturbdiff.prior import _process as process_module
+from perturbdiff.prior._donors import novelty
 from perturbdiff.prior._process import (
     NUGGET,
     KernelSettings,
@@ -21,7 +22,7 @@ from perturbdiff.prior._process import (
     level,
     make_kernel,
 )
-from perturbdiff.prior._ridge import Example, shared_ridge, split_groups
+from perturbdiff.prior._ridge import Example, shared_ridge, split_groups, split_levels
 
 
 def context(name, mean, *, n_cells=200):
@@ -109,6 +110,89 @@ def test_response_that_follows_the_context_is_learned():
             answer = kind().fit(rest).predict_mean(held.question)
             error[kind] += ((answer - held.mean) ** 2).sum()
     assert error[EffectPrior] < 0.5 * error[MeanShift]
+
+
+def donors(types=("T", "B", "Mono"), *, n_genes=120, n_cells=60):
+    """Two donors of each type, alike but for noise; two perturbations, the same in all types."""
+    rng = np.random.default_rng(3)
+    base = rng.normal(0.8, 0.4, n_genes).clip(0.2)
+    responses = {m: rng.normal(0, 0.4, n_genes) * (rng.random(n_genes) < 0.3) for m in "AB"}
+    out = []
+    for number, kind in enumerate(types):
+        here = (base + rng.normal(0, 0.6, n_genes)).clip(0.05)
+        for donor in ("d1", "d2"):
+
+            def seen(mean):
+                spread = np.sqrt((mean + 0.3) / n_cells)
+                return (mean + rng.normal(0, spread)).clip(0)
+
+            where = ContextSummary(
+                covariates=(kind, donor), mean=seen(here), var=here + 0.3, n_cells=n_cells,
+                axes=rng.normal(3 * number, 0.3, (20, 2)),
+            )  # fmt: skip
+            for member, response in responses.items():
+                treated = (here + response).clip(0)
+                out.append(
+                    ConditionSummary(
+                        members=(member,), context=where, mean=seen(treated), var=treated + 0.3,
+                        n_cells=n_cells,
+                    )
+                )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("held", ["T", "B", "Mono"])
+def test_a_type_that_no_donor_shows_is_not_drawn_to_the_types_that_are_known(held):
+    """What a twin of the other donor tells of control noise says nothing of another type."""
+    conditions = donors()
+    kept = [c for c in conditions if c.context.covariates[0] != held]
+    error = dict.fromkeys((EffectPrior, MeanShift), 0.0)
+    for kind in error:
+        fitted = kind().fit(kept)
+        for c in conditions:
+            if c.context.covariates[0] == held:
+                error[kind] += np.abs(fitted.predict_mean(c.question) - c.mean).mean()
+    assert error[EffectPrior] < 1.15 * error[MeanShift]
+
+
+def test_conditions_are_left_out_as_the_question_is():
+    """By hand: which levels are new to a question, and what is left out for it."""
+    conditions = donors()
+    kept = [c for c in conditions if c.context.covariates != ("Mono", "d1")]
+    asked = {c.context.covariates: c.question for c in conditions if c.members == ("A",)}
+    assert novelty(kept, asked["Mono", "d1"]) == ()
+    assert novelty(kept, asked["T", "d1"]) == ()
+    types = [c for c in conditions if c.context.covariates[0] != "Mono"]
+    assert novelty(types, asked["Mono", "d1"]) == (0,)
+    one = [c for c in types if c.context.covariates[1] != "d1"]
+    assert novelty(one, asked["Mono", "d1"]) == (0, 1)
+    assert novelty(one, asked["T", "d1"]) == (1,)
+    for out, left in split_levels(types, (0,), seed=0, limit=12):
+        assert {(c.members, c.context.covariates[0]) for c in out} == {
+            (out[0].members, out[0].context.covariates[0])
+        }
+        assert len(out) == 2
+        assert sorted(c.key for c in [*out, *left]) == sorted(c.key for c in types)
+    for out, left in split_levels(conditions, (0, 1), seed=0, limit=12):
+        (gone,) = out
+        assert not any(
+            c.members == gone.members and set(c.context.covariates) & set(gone.context.covariates)
+            for c in left
+        )
+        assert len(left) == 2 + 6  # the other donor of two types, and all of the other perturbation
+
+
+def test_coefficients_of_every_case_are_kept():
+    prior = EffectPrior().fit(donors())
+    state = prior.state()
+    names = {name for name in state if name.startswith("coefficients.")}
+    assert names == {
+        f"coefficients.{case}"
+        for case in (
+            "context", "combination", "perturbation", "context.0", "context.1", "context.0.1",
+        )
+    }  # fmt: skip
+    assert not np.array_equal(state["coefficients.context"], state["coefficients.context.0"])
 
 
 def test_noisy_conditions_count_less():
