@@ -9,9 +9,15 @@ from difflib import get_close_matches
 _LISTED = 5
 
 
+def _plain(value: object) -> object:
+    """One or a few numbers or labels of NumPy as Python's own, which is how they were meant."""
+    size, plain = getattr(value, "size", None), getattr(value, "tolist", None)
+    return plain() if plain and isinstance(size, int) and size <= _LISTED else value
+
+
 def listed(names: Iterable[object], *, limit: int = _LISTED) -> str:
     """First few names, and how many more there are."""
-    items = [repr(name) for name in names]
+    items = [repr(_plain(name)) for name in names]
     more = f", ... ({len(items)} in all)" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
 
@@ -47,7 +53,7 @@ class ConfigError(PerturbDiffError, ValueError):
     """A setting has a value that it must not have."""
 
     def __init__(self, field: str, value: object, *, rule: str) -> None:
-        super().__init__(f"{field} = {value!r}: {rule}.")
+        super().__init__(f"{field} = {_plain(value)!r}: {rule}.")
 
 
 class UnknownKeyError(PerturbDiffError, KeyError):

@@ -58,20 +58,20 @@ def split(cells: Cells, registry: Registry, *, holdout: Holdout) -> Split:
     SplitError
         When nothing is held out, or no treated cell is left to learn from.
     """
-    mappings = _mappings(holdout, registry)
+    mappings = [mapping for mapping in _mappings(holdout, registry) if mapping]
     treated = list(cells.conditions())
     held: set[Condition] = set()
     for mapping in mappings:
         tests = [
             _labels(key, labels, treated, registry=registry) for key, labels in mapping.items()
         ]
-        found = {c for c in treated if tests and all(c in conditions for conditions in tests)}
+        found = {c for c in treated if all(c in conditions for conditions in tests)}
         if not found:
             msg = f"Nothing to hold out: no treated cell matches {dict(mapping)}."
             raise SplitError(msg)
         held |= found
     if not held:
-        msg = "Nothing to hold out: holdout is empty."
+        msg = "Nothing to hold out: holdout is empty; None holds nothing out."
         raise SplitError(msg)
     if held == set(treated):
         msg = f"All {len(treated)} treated conditions are held out; none is left to learn from."

@@ -1,5 +1,7 @@
 """The cells that anything may be learnt from."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from anndata import AnnData
 
@@ -25,7 +27,8 @@ def training_cells(
     registry
         What its columns mean; genes that it selects are not looked at.
     holdout
-        What to leave out, as in :func:`~perturbdiff.data.split`; ``None`` for nothing.
+        What to leave out, as in :func:`~perturbdiff.data.split`; ``None``, or an empty one, for
+        nothing.
 
     Returns
     -------
@@ -46,7 +49,7 @@ def training_cells(
         )
         raise ExpressionError(msg.rstrip())
     cells = _with_counts(cells)
-    if holdout is None:
+    if holdout is None or (isinstance(holdout, Mapping | list | tuple) and not holdout):
         return cells, ""
     parts = split(cells, registry, holdout=holdout)
     cells = cells.take(parts.train)

@@ -44,6 +44,12 @@ class NetworkPredictor(Predictor, Generic[Learnt, Lesson, Task]):
     _checksum: str | None = None
     _lesson: Lesson | None = None  # prepared, to be trained elsewhere
 
+    def __repr__(self) -> str:
+        precision = getattr(self._fitted, "precision", "float32")
+        lower = "" if precision == "float32" else f", in {precision}"
+        compiled = ", compiled" if getattr(self._fitted, "compiled", False) else ""
+        return f"{super().__repr__()}{lower}{compiled}"
+
     @property
     def fitted(self) -> Learnt:
         """What was learnt.

@@ -1,6 +1,5 @@
 """What all predictors share: a registry, the door in, and the door out."""
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,11 +35,8 @@ from perturbdiff.model._reservoir import (
     reservoir_listing,
     reservoir_tensors,
 )
+from perturbdiff.model._room import require_room
 from perturbdiff.prior import Baseline, ConditionSummary
-
-_LEAST_SHARE = 0.02  # of a cell's genes that are not zero, in the sparsest data
-_ENTRY_BYTES = 16  # of a value that is not zero: X and counts, each with its column
-_CELL_BYTES = 200  # names and labels
 
 
 class Predictor(ABC):
@@ -203,6 +199,21 @@ class Predictor(ABC):
         rule = f"is for the network of {of}; a {type(self).__name__} has no such network"
         raise ConfigError("precision", precision, rule=rule)
 
+    def compiled(self) -> Self:
+        """The model with its network compiled, where it has one that can be.
+
+        Returns
+        -------
+        A new model.
+
+        Raises
+        ------
+        ConfigError
+            When the model has no network that is compiled.
+        """
+        rule = "is for the network of a SetDiffusion, which is called as a whole"
+        raise ConfigError("compiled", type(self).__name__, rule=rule)
+
     def _ask(
         self,
         adata: AnnData | None,
@@ -215,7 +226,7 @@ class Predictor(ABC):
         if not self.registry.genes:
             msg = f"This {type(self).__name__} was not fitted. Call fit(adata) or load a bundle."
             raise NotFittedError(msg)
-        _refuse_more_than_fits(n_cells, len(self.registry.genes))
+        require_room(n_cells, len(self.registry.genes))
         file = self._reservoir if adata is None else adata
         if file is None:
             rule = (
@@ -227,26 +238,6 @@ class Predictor(ABC):
             file, self.registry, perturbations=perturbations, contexts=contexts,
             n_cells=n_cells, new_contexts="infer", **numbers,
         )  # fmt: skip
-
-
-def _refuse_more_than_fits(n_cells: int, n_genes: int) -> None:
-    """Refuse a number of cells whose answer alone is larger than the memory of this machine."""
-    each = _LEAST_SHARE * n_genes * _ENTRY_BYTES + _CELL_BYTES
-    needed = whole_number("n_cells", n_cells, least=1) * each
-    if (there := _memory_bytes()) is not None and needed > there:
-        rule = (
-            f"the answer alone needs some {needed / 1e9:,.0f} GB and this machine has "
-            f"{there / 1e9:.0f}; ask for fewer cells at a time, under other seeds"
-        )
-        raise ConfigError("n_cells", n_cells, rule=rule)
-
-
-def _memory_bytes() -> int | None:
-    """Memory of this machine; None where it does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def require_counts(cells: Cells) -> None:

@@ -29,6 +29,7 @@ from perturbdiff.model._quote_diffusion import (
 )
 from perturbdiff.model._quote_obeying import ObeyingRest, ShortRun, obeying_cost, short_sizes
 from perturbdiff.model._quote_rest import Request, own_controls, questions, rest_cost
+from perturbdiff.model._room import require_room
 from perturbdiff.profiling import DENOISE, Quote, Work
 
 if TYPE_CHECKING:
@@ -253,6 +254,7 @@ def quote_with(
     Seconds and memory; where a search may end early, the most, and a range that begins at the
     least.
     """
+    require_room(request.cells, len(model.fitted.mean))
     if not wish.constraints:
         wish.refuse_ways_alone()
         return diffusion_quote(

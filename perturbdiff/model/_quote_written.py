@@ -25,6 +25,7 @@ from perturbdiff.model._quote_causal import DecoderCost, _task
 from perturbdiff.model._quote_diffusion import assembled, batches
 from perturbdiff.model._quote_obeying import ObeyingRest, ShortRun, obeying_cost, short_sizes
 from perturbdiff.model._quote_rest import Request, Rest, own_controls, rest_cost
+from perturbdiff.model._room import require_room
 from perturbdiff.profiling import STEPS, Quote, Work
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def written_quote(
     Seconds and memory; where sets may have to be drawn again, the most, and a range that begins at
     the least.
     """
+    require_room(request.cells, len(model.fitted.mean))
     file = own_controls(model) if adata is None else adata
     writing = Writing.of(request, config, decoding)
     task = _task(model, file, missing_genes=missing_genes)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perturbdiff._errors import ConfigError
+from perturbdiff.config._reports import profile_report
 from perturbdiff.pl._panels import check_save, finish, make_panels
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _FEW = 1e6  # operations below which a phase does no products worth a point
 
 
 def roofline(
-    report: Mapping[str, Any],
+    report: Mapping[str, Any] | str | Path,
     *,
     ax: "Axes | None" = None,
     show: bool | None = None,
@@ -33,7 +34,8 @@ def roofline(
     Parameters
     ----------
     report
-        From :func:`perturbdiff.profiling.compare`, or the JSON that it was written to.
+        From :func:`perturbdiff.profiling.compare`, or the folder or ``profile.json`` that it was
+        written to.
     ax
         Panel to draw into; ``None`` for a new figure.
     show
@@ -49,12 +51,10 @@ def roofline(
     Raises
     ------
     ConfigError
-        When the report has no run with products, or ``save`` is of no known kind.
+        When it is no report, no run in it has products, or ``save`` is of no known kind.
     """
     check_save(save)
-    if lacking := {"machines", "runs"} - set(report):
-        rule = f"lacks {', '.join(sorted(lacking))}: give what profiling.compare returns"
-        raise ConfigError("report", sorted(report), rule=rule)
+    report = profile_report(report, "machines", "runs")
     points = _points(report)
     if not points:
         raise ConfigError("report", sorted(report), rule="has no phase with products to draw")

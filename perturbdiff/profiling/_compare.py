@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturbdiff._errors import ConfigError
+from perturbdiff.config._checks import seed_number, whole_number
 from perturbdiff.profiling._machine import Machine, this_machine
 from perturbdiff.profiling._memory import peak_bytes, reset_peak, resident_bytes
 from perturbdiff.profiling._probe import PHASES, Phase, Probe, watching
@@ -55,7 +56,7 @@ def compare(
     *,
     perturbations: Sequence[str],
     contexts: Sequence[Mapping[str, str]] | None = None,
-    n_cells: Sequence[int] = (1, 256),
+    n_cells: int | Sequence[int] = (1, 256),
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     seed: int = 0,
     repeats: int = REPEATS,
@@ -71,7 +72,7 @@ def compare(
     perturbations, contexts
         What is asked.
     n_cells
-        Regimes: cells of each condition.
+        Regimes: cells of each condition, one number or several.
     settings
         What else to name in ``predict``, by name of the model.
     seed
@@ -87,23 +88,22 @@ def compare(
     Raises
     ------
     ConfigError
-        When there is no model, or settings for one that there is not.
+        When there is no model, one has no network, there are settings for one that there is not, or
+        a number makes no sense.
     """
-    if not models:
-        raise ConfigError("models", dict(models), rule="must name at least one")
-    for name in settings or {}:
-        if name not in models:
-            raise ConfigError("settings", name, rule=f"must be one of {', '.join(models)}")
+    _check(models, settings or {})
+    regimes = _regimes(n_cells)
+    repeats, seed = whole_number("repeats", repeats, least=1), seed_number(seed)
     machines: dict[str, Machine] = {}
     runs, events = [], []
     for name, model in models.items():
         points = model.probe_points()
         machine = machines.setdefault(str(points.device), this_machine(points.device))
         question = {
-            "perturbations": list(perturbations), "contexts": contexts,
+            "perturbations": perturbations, "contexts": contexts,
             **(settings or {}).get(name, {}),
         }  # fmt: skip
-        for each in n_cells:
+        for each in regimes:
             asked = Asked(
                 model=model, adata=adata, question=question, n_cells=each, seed=seed
             )  # fmt: skip
@@ -114,13 +114,40 @@ def compare(
     return {"machines": known, "runs": runs, "trace": events}
 
 
+def _check(models: object, settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse what is no mapping of names to predictors, and settings of others."""
+    if not isinstance(models, Mapping):
+        rule = "must be predictors by name, such as {'mine': model}"
+        raise ConfigError("models", type(models).__name__, rule=rule)
+    if not models:
+        raise ConfigError("models", dict(models), rule="must name at least one")
+    for name, model in models.items():
+        if not isinstance(model, Profiled):
+            rule = (
+                f"{name!r} is a {type(model).__name__}, which has no network to profile; give a "
+                "fitted SetDiffusion or CausalBaseline"
+            )
+            raise ConfigError("models", list(models), rule=rule)
+    for name in settings:
+        if name not in models:
+            raise ConfigError("settings", name, rule=f"must be one of {', '.join(models)}")
+
+
+def _regimes(n_cells: object) -> list[int]:
+    """Numbers of cells, one or several."""
+    several = list(n_cells) if isinstance(n_cells, Sequence) else [n_cells]
+    if not several:
+        raise ConfigError("n_cells", several, rule="must be one number of cells or more")
+    return [whole_number("n_cells", each, least=1) for each in several]
+
+
 def _profiled(asked: Asked, machine: Machine, *, repeats: int) -> tuple[dict[str, Any], Probe]:
     points = asked.model.probe_points()
     warm = asked.run(Probe(points.device), 0)
     counted = asked.run(Probe(points.device), 1, counting=True)
     reset_peak(points.device)
     before = resident_bytes() if points.device.type == "cpu" else 0
-    timed = [asked.run(Probe(points.device), 2 + number) for number in range(max(repeats, 1))]
+    timed = [asked.run(Probe(points.device), 2 + number) for number in range(repeats)]
     peak = peak_bytes(points.device)
     best = min(timed, key=lambda probe: probe.seconds)
     phases = []

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perturbdiff.config._reports import profile_report
+
 _GIGA, _MEBI = 1e9, 2**20
 _HEADER = (
     "model", "cells", "phase", "s", "share", "calls", "GFLOP", "MiB moved", "FLOP/byte",
@@ -19,18 +21,24 @@ _WORDS = (
 )
 
 
-def table(report: Mapping[str, Any]) -> str:
+def table(report: Mapping[str, Any] | str | Path) -> str:
     """The figures of a report in Markdown.
 
     Parameters
     ----------
     report
-        From :func:`compare`.
+        From :func:`compare`, or the folder or ``profile.json`` that it was written to.
 
     Returns
     -------
     The machine, and one row for each phase and for the whole of each run.
+
+    Raises
+    ------
+    ConfigError
+        When it is no report.
     """
+    report = profile_report(report, "machines", "runs")
     lines = [_machine(machine) for machine in report["machines"].values()]
     rows = [list(_HEADER)]
     for run in report["runs"]:
@@ -58,7 +66,13 @@ def write(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
     Returns
     -------
     The files.
+
+    Raises
+    ------
+    ConfigError
+        When it is no report with a trace.
     """
+    report = profile_report(report, "machines", "runs", "trace")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     figures = {key: value for key, value in report.items() if key != "trace"}

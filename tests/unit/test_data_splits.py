@@ -61,6 +61,7 @@ def test_a_leak_is_found_by_condition_and_by_name(screen):
     [
         ({}, SplitError, "Nothing to hold out"),
         ([], SplitError, "holdout is empty"),
+        ({}, SplitError, "holdout is empty"),
         ({"condition": ["ctrl"]}, SplitError, "'ctrl' is control"),
         ({"cell_type": ["T", "NK", "DC"]}, SplitError, "All 9 treated conditions"),
         ({"cell_type": ["NKK"]}, UnknownLevelError, "Did you mean 'NK'"),

@@ -262,7 +262,7 @@ CASES = {
     ),
     "several levels": (
         "ptd.tl.uncertainty(pred, model, reference=adata, level=np.array([0.8, 0.9]))",
-        "level = array([0.8, 0.9]): must be a number",
+        "level = [0.8, 0.9]: must be a number",
     ),
     "a level in an array": (
         "ptd.tl.uncertainty(pred, model, reference=adata, level=np.array([0.9]))",
@@ -348,6 +348,60 @@ CASES = {
         "model.fit(adata, n_topgenes=3)",
         "MeanShift.fit has no 'n_topgenes'. Did you mean 'n_top_genes'?",
     ),
+    "doses in words": (
+        "dosed.predict(adata, **ask, doses=['10+1'])",
+        "doses = '10+1': must be a number",
+    ),
+    "labels of NumPy": (
+        "model.predict(adata, perturbations=np.array(['Q']))",
+        "unseen in training: 'Q'",
+    ),
+    "negative doses": (
+        "dosed.predict(adata, **ask, doses=np.array([1.0, -1.0]))",
+        "doses = [1.0, -1.0]: must be finite and not negative",
+    ),
+    "a baseline to compile": (
+        "model.compiled()",
+        "compiled = 'MeanShift': is for the network of a SetDiffusion",
+    ),
+    "a sibling to compile": (
+        "causal.compiled()",
+        "compiled = 'CausalBaseline': is for",
+    ),
+    "models without names": (
+        "ptd.profiling.compare([model], adata, **ask)",
+        "models = 'list': must be predictors by name, such as {'mine': model}",
+    ),
+    "a number to profile": ("ptd.profiling.compare({'a': 3}, adata, **ask)", "'a' is a int, which"),
+    "a baseline to profile": (
+        "ptd.profiling.compare({'a': model}, adata, **ask)",
+        "'a' is a MeanShift, which has no network to profile",
+    ),
+    "no cells to profile": (
+        "ptd.profiling.compare({'a': fresh}, adata, **ask, n_cells=0)",
+        "n_cells = 0: must be at least 1",
+    ),
+    "no numbers of cells to profile": (
+        "ptd.profiling.compare({'a': fresh}, adata, **ask, n_cells=[])",
+        "n_cells = []: must be one number of cells or more",
+    ),
+    "no run for the clock": (
+        "ptd.profiling.compare({'a': fresh}, adata, **ask, repeats=0)",
+        "repeats = 0: must be at least 1",
+    ),
+    "a profile of what was not fitted": (
+        "ptd.profiling.compare({'a': fresh}, adata, **ask)",
+        "was not fitted",
+    ),
+    "nothing to draw": ("ptd.pl.roofline(None)", "report = None: is no report of a profile"),
+    "a folder without a report": ("ptd.pl.roofline('none')", "name a folder with a profile.json"),
+    "no report to write": ("ptd.profiling.write(None, 'x')", "give what profiling.compare returns"),
+    "a report without its trace": (
+        "ptd.profiling.write({'machines': {}, 'runs': []}, 'x')",
+        "lacks trace",
+    ),
+    "no report to tabulate": ("ptd.profiling.table(None)", "report = None: is no report"),
+    "a table of a list": ("ptd.profiling.table([])", "report = 'list': is no report"),
     "a verifier of one argument": (
         "fresh.predict(adata, **ask, constraints=lambda cells: True)",
         "Verifier.check = '<lambda>': must take two arguments, (log1p, genes)",
@@ -384,6 +438,9 @@ columns = dict(perturbation_key="condition", control="ctrl", covariate_keys=["ce
 model = ptd.MeanShift.from_anndata(adata, **columns).fit(adata)
 empty = adata.copy()
 empty.X = empty.X * 0
+marked = adata.copy()
+marked.obs["dose"] = 1.0
+dosed = ptd.MeanShift.from_anndata(marked, **columns, dose_key="dose").fit(marked)
 fresh, causal = ptd.SetDiffusion(model.registry), ptd.CausalBaseline(model.registry)
 ask = dict(perturbations=["A"])
 pred = model.predict(adata, **ask, n_cells=8)

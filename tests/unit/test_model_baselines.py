@@ -362,3 +362,10 @@ def test_a_second_fit_remembers_nothing_of_the_first(simulated_cells):
     assert twice.registry.genes != once.registry.genes
     twice.fit(simulated_cells, holdout={"cell_type": ["T2"]}, n_top_genes=12)
     assert twice.registry == once.registry
+
+
+@pytest.mark.parametrize("empty", [{}, [], ()])
+def test_an_empty_holdout_holds_nothing_out(simulated_cells, empty):
+    """As ``data.holdout={}`` does on the command line."""
+    all_cells = fitted(ptd.MeanShift, simulated_cells, holdout=None)
+    assert fitted(ptd.MeanShift, simulated_cells, holdout=empty).checksum == all_cells.checksum

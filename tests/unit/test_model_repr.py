@@ -9,6 +9,15 @@ def test_a_model_says_what_it_is_about(small_model):
     )
 
 
+def test_and_in_which_way_it_calculates_where_not_the_usual(small_model):
+    usual = repr(small_model)
+    assert repr(small_model.in_precision("bfloat16")) == f"{usual}, in bfloat16"
+    assert repr(small_model.compiled()) == f"{usual}, compiled"
+    assert (
+        repr(small_model.in_precision("bfloat16").compiled()) == f"{usual}, in bfloat16, compiled"
+    )
+
+
 def test_and_whether_it_was_fitted(toy):
     model = ptd.MeanShift.from_anndata(
         toy(labels=("ctrl", "A")), perturbation_key="condition", control="ctrl", scale="counts"

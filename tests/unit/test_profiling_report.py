@@ -60,6 +60,32 @@ def test_a_report_is_plain_and_written_whole(report, tmp_path):
     assert json.loads(files[2].read_text(encoding="utf-8"))["traceEvents"] == report["trace"]
 
 
+def test_a_report_is_read_where_it_was_written(report, tmp_path):
+    file = write(report, tmp_path)[0]
+    assert table(tmp_path) == table(file) == table(str(tmp_path)) == table(report)
+    here, there = ptd.pl.roofline(report), ptd.pl.roofline(tmp_path)
+    assert [len(panel.collections) for panel in (here, there)] == [len(here.collections)] * 2
+    plt.close("all")
+    file.write_text("no JSON", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds no report of a profile"):
+        table(tmp_path)
+
+
+def test_one_number_of_cells_and_one_label_need_no_list(small_model, simulated_cells, monkeypatch):
+    known = machine_module.Machine(
+        device="cpu", name="made up", threads=1, precision="highest", torch="0",
+        rates={"float32": 1e11}, bandwidth=1e10,
+    )  # fmt: skip
+    monkeypatch.setattr(_fitted, "PILOT_CELLS", 32)
+    monkeypatch.setattr(_compare, "this_machine", lambda device: known)
+    quick = {"one": {"sample": ptd.SampleConfig(n_steps=1)}}
+    asked = ASKED | {"perturbations": "P1"}
+    found = compare(
+        {"one": small_model}, simulated_cells, **asked, n_cells=4, settings=quick, repeats=1
+    )
+    assert [run["n_cells"] for run in found["runs"]] == [4]
+
+
 def test_the_table_has_a_row_for_each_phase(report):
     lines = table(report).splitlines()
     rows = [line for line in lines if line.startswith("| ")]

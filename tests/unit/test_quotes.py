@@ -524,3 +524,13 @@ def test_coefficients_are_found_again():
     features = np.array([[1.0, 1, 1, 32], [1, 1, 1, 1024], [1, 4, 4, 128]])
     found = _quote_rest._solved(features, features @ np.array([0.5, 0.0, 0.25, 0.001]))
     assert features @ np.array(found) == pytest.approx(features @ np.array([0.5, 0.0, 0.25, 0.001]))
+
+
+def test_what_no_prediction_would_hold_is_not_quoted(small_model, written, simulated_cells):
+    said = []
+    for model in (small_model, written):
+        for ask, words in ((model.quote, {}), (model.predict, ASKED)):
+            with pytest.raises(ConfigError, match="the answer alone needs some") as caught:
+                ask(simulated_cells, n_cells=10**12, **words)
+            said.append(str(caught.value))
+    assert said[::2] == said[1::2]
