@@ -21,6 +21,7 @@ from perturbdiff.serve._metrics import exposition, instruments
 from perturbdiff.serve._post import Letter, Post
 from perturbdiff.serve._schemas import PredictRequest, Question, RankRequest
 from perturbdiff.serve._settings import ServeConfig
+from perturbdiff.serve._watch import WatchedServer
 from perturbdiff.serve._worker import ModelAPI
 
 _Responses = dict[int | str, dict[str, Any]]
@@ -50,7 +51,7 @@ def build(
     -------
     LitServe's server, with our routes on its application.
     """
-    server = LitServer(
+    server = WatchedServer(
         ModelAPI(bundle, config, board),
         accelerator=config.accelerator,
         devices=config.devices or "auto",

@@ -20,6 +20,7 @@ from perturbdiff.serve._jobs import Reply
 from perturbdiff.serve._metrics import WorkerMeters
 from perturbdiff.serve._service import Service
 from perturbdiff.serve._settings import ServeConfig
+from perturbdiff.serve._watch import end_with_parent
 
 _IDLE_S = 0.05
 _TAKEN_AHEAD = 16  # requests that a worker takes on while another may be idle
@@ -46,6 +47,7 @@ class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
 
     def setup(self, device: str) -> None:
         """Load the model; called once in each worker."""
+        end_with_parent()
         import torch  # noqa: PLC0415 - only workers need it
 
         from perturbdiff.model import load  # noqa: PLC0415 - slow to import
@@ -98,8 +100,8 @@ class StepLoop(LitLoop):  # type: ignore[misc]
         workers_setup_status: Any,
         callback_runner: Any,
     ) -> None:
-        """Serve until the process ends, or the one that started it is gone."""
-        service, board, parent = lit_api.service, lit_api.board, os.getppid()
+        """Serve until the process ends, or the manager of its queues is gone."""
+        service, board = lit_api.service, lit_api.board
         assert service is not None  # LitServe called setup
         queues: dict[str, int] = {}
         mail = _Mail(self, transport, queues)
@@ -110,7 +112,7 @@ class StepLoop(LitLoop):  # type: ignore[misc]
         )
         intake = Thread(target=taking, name="intake", daemon=True)
         intake.start()
-        while not mail.broken and not self.closed and os.getppid() == parent:
+        while not mail.broken and not self.closed:
             for number in board.cancelled(seen):
                 service.cancel(str(number))
                 queues.pop(str(number), None)

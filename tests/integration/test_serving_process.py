@@ -8,16 +8,18 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import perturbdiff as ptd
+from perturbdiff._errors import ConfigError
 
 pytest.importorskip("litserve")
 httpx = pytest.importorskip("httpx")
+launch = pytest.importorskip("perturbdiff.serve._launch")
 
 ASK = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}], "n_cells": 20}
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +38,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def taken(port):
+    """Whether a server that is started now would be refused this port."""
+    try:
+        launch.check_port(ptd.serve.ServeConfig(port=port))
+    except ConfigError:
+        return True
+    return False
+
+
 def command(bundle, port, *more):
     return [
         sys.executable, "-m", "perturbdiff.cli", "serve", str(bundle), "--port", str(port),
@@ -43,8 +54,8 @@ def command(bundle, port, *more):
     ]  # fmt: skip
 
 
-def children(pid):
-    """Processes whose parent this is, by what they were started as."""
+def children(pid, *, field=1):
+    """Processes whose parent this is, or whose group (field 2), by what they were started as."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -53,7 +64,7 @@ def children(pid):
                 words = (entry / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue
-            if int(stat[1]) == pid and stat[0] != "Z":
+            if int(stat[field]) == pid and stat[0] != "Z":
                 found[int(entry.name)] = words
     return found
 
@@ -77,8 +88,9 @@ def running(bundle, log):
     port = free_port()
     with log.open("w") as out:
         process = subprocess.Popen(
-            command(bundle, port), stdout=out, stderr=subprocess.STDOUT, cwd=ROOT
-        )
+            command(bundle, port), stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
+            start_new_session=True,
+        )  # fmt: skip
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             while process.poll() is None and health(http) is None:
@@ -89,6 +101,8 @@ def running(bundle, log):
         if process.poll() is None:
             process.terminate()
             process.wait(60)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
@@ -157,6 +171,36 @@ def test_a_server_lives_through_what_happens_to_it(bundle, tmp_path, simulated_c
         assert not left, [theirs[pid] for pid in left]
     assert "Traceback" not in log.read_text()
     assert '"max_requests":' in log.read_text()  # the settings that it runs with
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
+def test_nothing_outlives_a_first_process_that_is_killed(bundle, tmp_path):
+    with running(bundle, tmp_path / "log") as (process, http):
+        endless = ASK | {"n_cells": 20_000, "sample": {"n_steps": 300}}
+        found = []
+
+        def ask():
+            try:
+                found.append(http.post("/predict", json=endless))
+            except httpx.TransportError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until = time.monotonic() + 30
+        while "running_requests 1.0" not in httpx.get(http.base_url.join("/metrics")).text:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert len(children(process.pid, field=2)) > 3  # manager, worker and HTTP beside the first
+        process.kill()
+        process.wait(10)
+        until = time.monotonic() + 20
+        while (left := children(process.pid, field=2)) or taken(http.base_url.port):
+            assert time.monotonic() < until, left
+            time.sleep(0.02)
+        thread.join(10)
+        (answer,) = found
+        assert isinstance(answer, httpx.TransportError), answer
 
 
 def test_what_is_wrong_is_one_line(bundle, tmp_path):
