@@ -11,6 +11,8 @@ _LISTED = 5
 
 def _plain(value: object) -> object:
     """One or a few numbers or labels of NumPy as Python's own, which is how they were meant."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     size, plain = getattr(value, "size", None), getattr(value, "tolist", None)
     return plain() if plain and isinstance(size, int) and size <= _LISTED else value
 
@@ -60,7 +62,7 @@ class UnknownKeyError(PerturbDiffError, KeyError):
     """A key (obs column, layer, uns entry, setting) is not there."""
 
     def __init__(self, where: str, key: str, *, known: Sequence[str]) -> None:
-        super().__init__(f"{where} has no {key!r}. {nearest(key, known)}")
+        super().__init__(f"{where} has no {_plain(key)!r}. {nearest(key, known)}")
 
     def __str__(self) -> str:
         return str(self.args[0])

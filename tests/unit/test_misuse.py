@@ -356,6 +356,14 @@ CASES = {
         "model.predict(adata, perturbations=np.array(['Q']))",
         "unseen in training: 'Q'",
     ),
+    "numbers of NumPy in a list": (
+        "model.predict(adata, perturbations=[np.int64(1)])",
+        "perturbations = [1]: must be labels as text",
+    ),
+    "a column of NumPy": (
+        "model.predict(adata, **ask, contexts=[{np.str_('cell_typ'): 'NK'}])",
+        "no 'cell_typ'. Did you mean 'cell_type'?",
+    ),
     "negative doses": (
         "dosed.predict(adata, **ask, doses=np.array([1.0, -1.0]))",
         "doses = [1.0, -1.0]: must be finite and not negative",
