@@ -31,7 +31,8 @@ class Compiled(Preconditioned):
     On a processor one compilation serves every number of sets. On a CUDA device each number of them
     is recorded as a graph and replayed, so that hundreds of small kernels are launched at once;
     there sets are filled up to ``fixed_size``, so that graphs stay few. Filling changes no
-    answer: sets know nothing of each other. Where a gradient is asked for, nothing is compiled.
+    answer: sets know nothing of each other. Where a gradient is asked for, or operators are
+    counted, nothing is compiled.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ class Compiled(Preconditioned):
         context: Context,
     ) -> Float[Tensor, "sets cells latent"]:
         """As that of :class:`Preconditioned`, but for rounding."""
-        if torch.is_grad_enabled() and xt.requires_grad:
+        if (torch.is_grad_enabled() and xt.requires_grad) or _watched():
             return super().forward(xt, sigma, context)
         sigma = sigma.contiguous()  # else levels that are one for all sets are compiled apart
         if not (self.graphs or (self.graphs is None and xt.is_cuda)):
@@ -83,6 +84,11 @@ class Compiled(Preconditioned):
             call = MethodType(_of_its_own(Preconditioned.forward), self)
             self._calls[graphs] = torch.compile(call, dynamic=True, mode=mode)
         return self._calls[graphs]
+
+
+def _watched() -> bool:
+    """Whether operators are looked at one by one; torch would never compile again after that."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def _of_its_own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

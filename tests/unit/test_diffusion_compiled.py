@@ -19,6 +19,7 @@ from perturbdiff.diffusion import Compiled, Preconditioned
 from perturbdiff.diffusion._compiled import fixed_size
 from perturbdiff.model import _quote_diffusion
 from perturbdiff.nn import SetDenoiser
+from perturbdiff.profiling import counted
 
 SHAPE = NetworkConfig(n_axes=4, n_response_axes=3, width=32, n_blocks=2, n_heads=2)
 ASKED = {"perturbations": ["P1"], "contexts": [{"cell_type": "T1"}], "n_cells": 40, "seed": 5}
@@ -152,6 +153,15 @@ def test_gradients_are_those_of_the_denoiser(denoiser, compilations):
     assert not compilations
 
 
+def test_what_is_counted_is_not_compiled(denoiser, compilations):
+    ours, asked = Compiled(denoiser), question(3)
+    found, plain = (counted(lambda one=one: one(*asked)).total for one in (ours, denoiser))
+    assert found == plain
+    assert not compilations
+    ours(*asked)
+    assert len(compilations) == 1
+
+
 def test_a_compiled_model_predicts_the_same_cells(small_model, simulated_cells, compilations):
     ours = small_model.compiled()
     plain, pred = (model.predict(simulated_cells, **ASKED) for model in (small_model, ours))
@@ -197,9 +207,11 @@ SCRIPT = """
 import pickle, sys, torch
 from torch._dynamo.utils import counters
 from perturbdiff.diffusion import Compiled
+from perturbdiff.profiling import counted
 plain, questions = pickle.load(sys.stdin.buffer)
 ours = Compiled(plain).eval()
 with torch.inference_mode():
+    counted(lambda: ours(*questions[0]))  # is compiled all the same afterwards
     for asked in questions:
         torch.testing.assert_close(ours(*asked), plain(*asked), atol=1e-5, rtol=1e-5)
 print(sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"])
