@@ -136,8 +136,7 @@ class Registry:
         dose_key, time_key
             Columns of numbers, where there are any.
         embedding_key
-            Table of perturbation features: a DataFrame or mapping in ``uns``, or an array in
-            ``obsm``.
+            Perturbation features: a DataFrame or mapping in ``uns``, or an array in ``obsm``.
 
         Returns
         -------

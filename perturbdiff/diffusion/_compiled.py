@@ -79,7 +79,7 @@ class Compiled(Preconditioned):
 
     def _call(self, *, graphs: bool) -> Callable[..., Tensor]:
         if graphs not in self._calls:
-            logger.info("The denoiser is compiled, once; its first calls take some 10 s each.")
+            logger.info("The denoiser is compiled, once; its first calls take some seconds each.")
             mode = "reduce-overhead" if graphs else "default"
             call = MethodType(_of_its_own(Preconditioned.forward), self)
             self._calls[graphs] = torch.compile(call, dynamic=True, mode=mode)

@@ -59,8 +59,8 @@ class Predictor(ABC):
         registry = self.registry
         known = [name for name in registry.perturbations.levels if name not in registry.control]
         by = f" by {', '.join(registry.covariate_keys)}" if registry.covariate_keys else ""
-        n_genes = len(registry.genes)
-        state = f"fitted on {counted(n_genes, 'gene')}" if n_genes else "not fitted"
+        genes = registry.genes
+        state = f"fitted on {counted(len(genes), 'gene')}" if genes else "not fitted"
         of = f"{counted(len(known), 'perturbation')} in obs[{registry.perturbation_key!r}]{by}"
         return f"{type(self).__name__} of {of}, {state}"
 
@@ -195,8 +195,7 @@ class Predictor(ABC):
         ConfigError
             When the model has no network that could be in another precision.
         """
-        of = "a SetDiffusion or a CausalBaseline"
-        rule = f"is for the network of {of}; a {type(self).__name__} has no such network"
+        rule = f"a {type(self).__name__} has no such network; a SetDiffusion or CausalBaseline has"
         raise ConfigError("precision", precision, rule=rule)
 
     def compiled(self) -> Self:

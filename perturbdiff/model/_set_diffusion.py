@@ -337,7 +337,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
         ----------
         precision
             ``"bfloat16"``: half the memory of the weights; on a processor that knows it, faster by
-            1.6 to 1.9 at width 96 and by 1.9 to 4.8 at 256 and more. ``"int8"``: linear layers of
+            1.5 to 1.9 at width 96 and by 2.1 to 3.1 at 256 and more. ``"int8"``: linear layers of
             the blocks in 8 bits with bfloat16 between, for wide networks. ``"float8"``: the same
             layers in the 8 bits that GPUs of compute capability 8.9 and later multiply; on a
             processor no faster than float32. ``"float32"``: a copy.
@@ -366,7 +366,7 @@ class SetDiffusion(NetworkPredictor[Fitted, Lesson, SetDiffusionTask]):
     def compiled(self) -> Self:
         """The model with each call of its network compiled by ``torch.compile``.
 
-        For many predictions on one machine: the first calls take some 10 s each, later ones less
+        For many predictions on one machine: the first calls take some seconds each, later ones less
         than they did (``benchmarks.inference``, section ``ways``). One compilation serves all
         numbers of cells. On a CUDA device calls are recorded and replayed as CUDA graphs. Needs a
         C++ compiler on a processor. Cells are those of the model but for rounding. Bytes that
