@@ -198,6 +198,7 @@ PLOTS = {
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_plot_is_drawn_into_axes_or_a_file_and_refuses_the_rest(name, drawn, tmp_path):
+    plt.close("all")  # what tests before this one left
     plot = PLOTS[name]
     panel = Figure(figsize=(5, 5)).subplots()
     got = plot(drawn, ax=panel)
